@@ -1,0 +1,49 @@
+"""Ranks that would train different things find out before the first step."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from dsx.contracts import Transport
+from dsx.errors import RankMismatch
+
+_BYTES = 16
+
+
+def agree(transport: Transport, device: torch.device, texts: Mapping[str, str]) -> None:
+    """Compare texts across ranks by their digests.
+
+    texts  by what they describe: "manifest", "plugins", "model"
+    Raises `RankMismatch` on all ranks, naming what differs and the ranks that differ from rank 0.
+    """
+    digest = b"".join(hashlib.sha256(text.encode()).digest()[:_BYTES] for text in texts.values())
+    mine = torch.tensor(list(digest), dtype=torch.uint8, device=device)
+    every = torch.empty(transport.world * len(digest), dtype=torch.uint8, device=device)
+    transport.all_gather(every, mine, channel="admin", purpose="admin").wait()
+    rows = every.view(transport.world, len(texts), _BYTES).cpu()
+    for number, name in enumerate(texts):
+        odd = [rank for rank in range(transport.world) if not torch.equal(rows[rank, number], rows[0, number])]
+        if odd:
+            raise RankMismatch(
+                f"the ranks do not have the same {name}",
+                ranks=odd,
+                found=f"rank {', '.join(map(str, odd))} differ{'s' if len(odd) == 1 else ''} from rank 0",
+                remedy=_REMEDIES.get(name),
+            )
+
+
+_REMEDIES = {
+    "manifest": "give every rank the same manifest and --set options",
+    "plugins": "install the same packages, in the same versions, on every host",
+    "model": "build the same model on every rank: names, shapes, dtypes and requires_grad of its parameters",
+}
+
+
+def describe(model: nn.Module) -> str:
+    """What of a model must be the same on all ranks, as text."""
+    parameters = [(n, tuple(p.shape), str(p.dtype), p.requires_grad) for n, p in model.named_parameters()]
+    return repr((parameters, [(name, tuple(b.shape), str(b.dtype)) for name, b in model.named_buffers()]))

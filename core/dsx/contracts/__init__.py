@@ -1,0 +1,88 @@
+"""The contracts: what each role of a run promises, with the null part of each as its base class.
+
+Plugins import from here, from `dsx.plugin` and from `dsx.errors`, and from nowhere else in dsx.
+"""
+
+from dsx.contracts.activations import Activations, Forward
+from dsx.contracts.attention import Attend, Attention, Site
+from dsx.contracts.data import (
+    ALIGNMENT,
+    Flat,
+    Hyper,
+    Job,
+    Piece,
+    Report,
+    Run,
+    Segment,
+    Shard,
+    State,
+    Unit,
+)
+from dsx.contracts.dtypes import Dtypes, at_least_fp32
+from dsx.contracts.guard import Guard
+from dsx.contracts.layout import Ballot, Boundary, Layout, Scope
+from dsx.contracts.observe import Evaluation, Observer, RunInfo
+from dsx.contracts.rule import Groups, Rule, ViewRule
+from dsx.contracts.scaler import Scaler
+from dsx.contracts.schedule import Schedule
+from dsx.contracts.stepper import Stepper
+from dsx.contracts.tier import Store, Tier
+from dsx.contracts.transport import (
+    CHANNELS,
+    Channel,
+    Handle,
+    Operation,
+    Purpose,
+    Transport,
+    TransportWrapper,
+    Wrap,
+)
+
+CONTRACT = 1
+"""Version of these contracts; a plugin's descriptor states the one it was written for."""
+
+__all__ = [
+    "ALIGNMENT",
+    "CHANNELS",
+    "CONTRACT",
+    "Activations",
+    "Attend",
+    "Attention",
+    "Ballot",
+    "Boundary",
+    "Channel",
+    "Dtypes",
+    "Evaluation",
+    "Flat",
+    "Forward",
+    "Groups",
+    "Guard",
+    "Handle",
+    "Hyper",
+    "Job",
+    "Layout",
+    "Observer",
+    "Operation",
+    "Piece",
+    "Purpose",
+    "Report",
+    "Rule",
+    "Run",
+    "RunInfo",
+    "Scaler",
+    "Schedule",
+    "Scope",
+    "Segment",
+    "Shard",
+    "Site",
+    "State",
+    "Stepper",
+    "Store",
+    "Tier",
+    "Transport",
+    "TransportWrapper",
+    "Unit",
+    "ViewRule",
+    "Wrap",
+    "at_least_fp32",
+]

@@ -1,0 +1,111 @@
+"""Role `layout`: which rank holds which parameters, gradients and states, and what travels for it. One filler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol
+
+import torch
+from attrs import field, frozen
+from torch import Tensor, nn
+
+from dsx.contracts.data import Flat, Shard, Unit
+
+Boundary = Literal["enter", "leave", "back", "exit"]
+Scope = Literal["mean", "local"]
+
+
+@frozen(eq=False)
+class Ballot:
+    """A rank's part of the vote, to be summed over all ranks.
+
+    squares  0-dim: sum of squares of final gradients, every element counted once over all ranks
+    used     [parameters], 1.0 where this rank had a gradient
+    words    [any], numbers of the layout's own; it gets their sums in `agreed`
+    """
+
+    squares: Tensor
+    used: Tensor
+    words: Tensor = field(factory=lambda: torch.zeros(0, dtype=torch.float64))
+
+
+class Layout(Protocol):
+    """What a layout promises. Core's null part is `dsx.defaults.replicated.Replicated`.
+
+    units       as cut at set-up
+    shards      what this rank updates, in the fixed order
+    boundaries  those of enter, leave, back, exit that it wants core to call, around every unit
+
+    Owns the live parameters, the gradient buffers and their pools.
+    """
+
+    units: Sequence[Unit]
+    shards: Sequence[Shard]
+    boundaries: frozenset[Boundary]
+
+    def adopt(self, flat: Flat, exact: Tensor) -> None:
+        """Take a flat parameter's exact weights: [size], of `flat.source`; parameters become views of the live buffer.
+
+        `exact` itself may be kept as the live buffer where the dtypes agree.
+        """
+
+    def enter(self, unit: Unit) -> None:
+        """Forward is about to enter the unit; in backward, recomputation is: make it live and nothing else."""
+
+    def leave(self, unit: Unit) -> None:
+        """Forward has left the unit."""
+
+    def back(self, unit: Unit) -> None:
+        """The gradient of an output of the unit has arrived."""
+
+    def exit(self, unit: Unit) -> None:
+        """The unit's input gradient is complete."""
+
+    def begin_backward(self, boundary: bool, scope: Scope) -> None:
+        """A backward starts: whether it is in the window's last micro-batch, and whether gradients are averaged."""
+
+    def gradient(self, flat: Flat, number: int, parameter: nn.Parameter) -> None:
+        """A gradient was accumulated in `parameter.grad` of segment `number`: take it and clear it."""
+
+    def end_backward(self) -> None:
+        """The backward is over: issue what is left, zeros for what was unused."""
+
+    def finish(self) -> Ballot:
+        """Wait for the window's final gradients and inspect them."""
+
+    def agreed(self, used: Sequence[bool], words: Sequence[float]) -> bool:
+        """What the vote said: which parameters any rank used, and the sums of `words`.
+
+        True asks for another `finish` and vote; the answer is the same on all ranks.
+        """
+
+    def gradient_of(self, shard: Shard) -> Tensor:
+        """The final gradient [stop - start], borrowed until `reset`; scope local: this rank's own."""
+
+    def take(self, shard: Shard) -> Tensor:
+        """As `gradient_of`, but the caller keeps it."""
+
+    def target(self, shard: Shard) -> Tensor | None:
+        """Where the parameter's new value is to be written before `publish`; None where `param` rests in the store."""
+
+    def publish(self, shard: Shard) -> None:
+        """The shard's new parameter is in its target: start bringing it to whoever needs it."""
+
+    def settle(self) -> None:
+        """Wait for everything published."""
+
+    def reset(self) -> None:
+        """Forget the gradients, after an update or a skip."""
+
+    def total(self, vector: Tensor) -> Tensor:
+        """Sum per-parameter numbers over the ranks that share a parameter; identity where parameters are whole."""
+
+    def gathered(self, names: Sequence[str], modify: bool) -> AbstractContextManager[None]:
+        """Whole parameters within the context; with `modify`, edits reach the authoritative weights."""
+
+    def logical(self, name: str) -> Iterator[tuple[str, Tensor]]:
+        """(parameter name, whole tensor in its own shape) of state `name` ("weight": the authoritative weights).
+
+        Entered by all ranks together; one parameter whole at a time.
+        """

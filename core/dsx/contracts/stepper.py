@@ -1,0 +1,24 @@
+"""Role `stepper`: walks the shards through the store, where and when it likes. One filler."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dsx.contracts.data import Job
+
+
+class Stepper(Protocol):
+    """What a stepper promises. Core's null part is `dsx.defaults.inline.Inline`.
+
+    One that updates elsewhere or later needs `rule.silent`. A delayed one takes the gradients, writes parameters to staging
+    (never the live buffer, which would be torn), and copies and publishes them in `settle`.
+    """
+
+    def settle(self) -> None:
+        """Publish what an earlier `start` finished; blocking, on the engine's thread."""
+
+    def start(self, job: Job) -> None:
+        """Make the update: each piece is fetched, updated and put back; after a shard's last piece, published."""
+
+    def drain(self) -> None:
+        """Finish and publish everything, before anything else reads or writes weights."""

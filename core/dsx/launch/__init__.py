@@ -1,0 +1,1 @@
+"""Starting ranks on this host, and joining them to one process group."""

@@ -1,0 +1,147 @@
+"""What each rank runs: `python -u -m dsx.launch.worker`, started by the agent in `launch.py`.
+
+It calls the launch's target and ends in one of two ways: quietly with 0, or with a failure file that says what happened
+and when, by which the launcher finds the rank that failed first.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from functools import reduce
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dsx.errors import DsxError
+
+CALL_FILE = "DSX_LAUNCH_CALL"
+LAUNCHER = "DSX_LAUNCHER_PID"
+FAILURE_FILE = "failure.json"
+
+_PR_SET_PDEATHSIG = 1
+_EXIT_S = 10.0
+
+
+def main() -> None:
+    """Be one rank of a launch."""
+    die_with_parent(int(os.environ[LAUNCHER]))
+    # The launcher passes a Ctrl-C on: end at once, without a traceback from wherever this rank is.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    faulthandler.enable()
+    try:
+        _call(json.loads(Path(os.environ[CALL_FILE]).read_text()))
+    except BaseException as error:
+        if not isinstance(error, SystemExit) or error.code not in (None, 0):
+            _fail(error)
+    _end()
+
+
+def die_with_parent(parent: int) -> None:
+    """Let this process be killed when the thread that started it ends, however it ends; `parent` is its process id."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    # It may have ended before we asked.
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _call(call: dict[str, Any]) -> None:
+    sys.path[:] = call["search_path"]
+    # The launcher's own serves to find this module; programs that the rank starts get the user's.
+    os.environ.pop("PYTHONPATH", None)
+    if call["PYTHONPATH"] is not None:
+        os.environ["PYTHONPATH"] = call["PYTHONPATH"]
+    module, _, name = call["target"].partition(":")
+    function: Any = reduce(getattr, name.split("."), importlib.import_module(module))
+    function(**call["arguments"])
+
+
+def _fail(error: BaseException) -> NoReturn:
+    """Leave word of `error` and end, without any clean-up: it could wait for ranks that wait for this one."""
+    now = time.time_ns()
+    code = _exit_code(error)
+    told = {"time_ns": now, "code": code, "rank": int(os.environ["RANK"]), **_told(error)}
+    try:
+        file = Path(os.environ["TORCHELASTIC_ERROR_FILE"]).with_name(FAILURE_FILE)
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(told))
+        partial.replace(file)
+    except OSError:
+        traceback.print_exception(error)
+    _flush()
+    os._exit(code)
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, DsxError):
+        return error.exit_code
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        # The system keeps eight bits, and a failure must not become 0.
+        return error.code % 256 or 1
+    return 1
+
+
+def _told(error: BaseException) -> dict[str, str]:
+    """The text for the user, and whether it is an `error` in full or needs a `traceback` to be of use."""
+    if isinstance(error, DsxError):
+        return {"error": str(error)}
+    if isinstance(error, SystemExit) and isinstance(error.code, str):
+        return {"error": error.code}
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return {"traceback": "".join(traceback.format_exception(type(error), error, trace))}
+
+
+def _end() -> NoReturn:
+    """End a rank that is through, as the interpreter would but without its last part, taking the modules apart.
+
+    Native threads of communication libraries can hang there, and a thread or exit handler of the user's can hang
+    before: the work is done, so the exit code is 0 in any case, within seconds.
+    """
+    guard = threading.Timer(_EXIT_S, os._exit, (0,))
+    guard.daemon = True
+    guard.start()
+    try:
+        _leave_group()
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    _flush()
+    os._exit(0)
+
+
+def _leave_group() -> None:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+
+
+if __name__ == "__main__":
+    main()

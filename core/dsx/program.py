@@ -1,0 +1,43 @@
+"""The parts of a run, built and frozen: all that the engine knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from dsx.contracts import (
+    Dtypes,
+    Guard,
+    Hyper,
+    Layout,
+    Observer,
+    Rule,
+    Scaler,
+    Schedule,
+    Stepper,
+    Transport,
+)
+from dsx.store import Router
+
+
+@frozen
+class Program:
+    """One object for each role.
+
+    hypers      base hyperparameters by group
+    parameters  names of the trainable parameters, by index
+    """
+
+    dtypes: Dtypes
+    rule: Rule
+    transport: Transport
+    guard: Guard
+    scaler: Scaler
+    store: Router
+    layout: Layout
+    stepper: Stepper
+    schedule: Schedule
+    observers: tuple[Observer, ...]
+    hypers: Mapping[str, Hyper]
+    parameters: tuple[str, ...]

@@ -1,0 +1,86 @@
+"""`prepare`: the one place that sees both the registry and the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from dsx.build import build
+from dsx.engine import Engine
+from dsx.errors import DsxError
+from dsx.launch.distributed import join
+from dsx.manifest import Manifest
+from dsx.plugin import Plan
+from dsx.registry import Registry
+from dsx.resolve import Resolved, resolve
+from dsx.units import plain
+
+
+def prepare(
+    model: nn.Module,
+    manifest: Manifest | Mapping[str, object] | str | Path | None = None,
+    *,
+    set: Sequence[str] = (),
+    overlap_publish: bool = False,
+) -> Engine:
+    """Make an engine that trains `model` as a manifest says.
+
+    model            on its device, built alike on every rank; rank 0's weights become everyone's. Its parameters stay the
+                     same objects, as views of buffers that the run's layout owns
+    manifest         a path, a dict or a `Manifest`; None is the empty one: plain data-parallel training with AdamW.
+                     [model] and [data] are accepted and not used
+    set              "key=value" overrides, as on the command line
+    overlap_publish  the default of the manifest's run.overlap_publish
+
+    Takes the default process group if there is one, else makes it from the launcher's environment, else runs alone.
+    Raises `DsxError` and its children, all before anything is trained.
+    """
+    settings = Manifest.of(manifest, set=set)
+    resolved = resolve(settings, Registry.scan())
+    device = _device(model)
+    ranks = join(device)
+    plan = make_plan(resolved, ranks.rank, ranks.world, device)
+    program = build(resolved, plan, model)
+    chosen = settings.run.overlap_publish
+    return Engine(
+        model,
+        program,
+        accumulation=plan.accumulation,
+        clip_norm=settings.optimize.clip_norm,
+        overlap_publish=overlap_publish if chosen is None else chosen,
+    )
+
+
+def make_plan(resolved: Resolved, rank: int, world: int, device: torch.device) -> Plan:
+    """What is known before parts are built."""
+    settings = resolved.manifest
+    return Plan(
+        fillers=resolved.names(),
+        offers=resolved.offers(),
+        rank=rank,
+        world=world,
+        accumulation=settings.resolve_batch(world).accumulation,
+        steps=settings.run.steps,
+        seed=settings.run.seed,
+        device=device,
+    )
+
+
+def _device(model: nn.Module) -> torch.device:
+    """Where the model's parameters are; refuses models that nothing can be trained of."""
+    parameters = dict(plain(model).named_parameters())
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise DsxError("the model has no parameter that requires gradients", remedy="nothing of it can be trained")
+    devices: dict[torch.device, str] = {}
+    for name, parameter in parameters.items():
+        devices.setdefault(parameter.device, name)
+    if len(devices) > 1:
+        places = ", ".join(f"'{name}' on {device}" for device, name in devices.items())
+        raise DsxError("the model's parameters are on several devices", found=places, remedy="move it to one device")
+    (device,) = devices
+    if device.type == "meta":
+        raise DsxError("the model's parameters are on the meta device: they have no values", remedy="build it for real")
+    return device

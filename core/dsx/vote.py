@@ -1,0 +1,54 @@
+"""The vote: one small all_reduce per update, by which all ranks come to the same decision from the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from dsx.contracts import Ballot, Transport
+
+
+@frozen
+class Outcome:
+    """Sums over all ranks.
+
+    squares  of final gradients, raw
+    loss     weighted losses of all micro-batches
+    weight   of all micro-batches
+    used     by parameter index, whether any rank had a gradient
+    words    the layout's
+    ballot   the rule's
+    """
+
+    squares: float
+    loss: float
+    weight: float
+    used: Sequence[bool]
+    words: Sequence[float]
+    ballot: Sequence[float]
+
+
+def vote(transport: Transport, ballot: Ballot, loss: Tensor, weight: float, rule: Tensor) -> Outcome:
+    """Sum every rank's numbers; the copy to the host is the step's only synchronisation with a device.
+
+    loss  0-dim, weighted sum of this rank's losses
+    rule  the rule's own numbers: [any]
+    """
+    device = ballot.squares.device
+    fixed = torch.stack([ballot.squares.double(), loss.double().to(device)])
+    rest = (torch.tensor([weight], dtype=torch.float64), ballot.used, ballot.words, rule.double())
+    numbers = torch.cat([fixed, torch.cat(rest).to(device)])
+    transport.all_reduce(numbers, "sum", channel="vote", purpose="vote").wait()
+    squares, loss_sum, weight_sum, *others = numbers.tolist()
+    used, words = len(ballot.used), len(ballot.words)
+    return Outcome(
+        squares,
+        loss_sum,
+        weight_sum,
+        [count > 0 for count in others[:used]],
+        others[used : used + words],
+        others[used + words :],
+    )

@@ -1,0 +1,1 @@
+"""Observers: they listen to a run and change nothing."""

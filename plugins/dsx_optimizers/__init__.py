@@ -1,0 +1,1 @@
+"""Optimizers: one module for each plugin, whose options have torch's names and defaults."""

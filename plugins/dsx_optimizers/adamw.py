@@ -1,0 +1,81 @@
+"""Plugin `adamw`: AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101, algorithm 2) by torch's fused kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from dsx.contracts import Hyper, State, ViewRule
+from dsx.plugin import Descriptor, Fill, Part, fraction, hook, non_negative
+
+Beta = Annotated[float, fraction]
+
+
+@frozen(kw_only=True)
+class Options:
+    """`[optimize.adamw]`, with torch's names and defaults.
+
+    lr            learning rate
+    betas         decay of the means of the gradient and of its square
+    eps           added to the root of the mean square
+    weight_decay  decoupled: each update takes lr * weight_decay of a weight off it
+    amsgrad       divide by the largest mean square so far (Reddi et al. 2018, arXiv 1904.09237)
+    maximize      climb instead of descend
+    """
+
+    lr: Annotated[float, non_negative] = 1e-3
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: Annotated[float, non_negative] = 1e-8
+    weight_decay: Annotated[float, non_negative] = 1e-2
+    amsgrad: bool = False
+    maximize: bool = False
+
+
+class AdamW(ViewRule):
+    """The same bits as `torch.optim.AdamW(fused=True)` on the same parameters."""
+
+    def __init__(self, options: Options) -> None:
+        self._amsgrad, self._maximize = options.amsgrad, options.maximize
+        self.states = [State("exp_avg"), State("exp_avg_sq")]
+        if options.amsgrad:
+            self.states.append(State("max_exp_avg_sq"))
+        self.hyper = Hyper(lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay)
+
+    def apply(
+        self, weights: list[Tensor], grads: list[Tensor], states: Mapping[str, list[Tensor]], steps: list[int], hyper: Hyper
+    ) -> None:
+        counts = torch.tensor(steps, dtype=torch.float32, device=weights[0].device)
+        torch._fused_adamw_(
+            weights,
+            grads,
+            states["exp_avg"],
+            states["exp_avg_sq"],
+            states.get("max_exp_avg_sq", []),
+            list(counts.unbind()),
+            lr=hyper.lr,
+            beta1=hyper.betas[0],
+            beta2=hyper.betas[1],
+            weight_decay=hyper.weight_decay,
+            eps=hyper.eps,
+            amsgrad=self._amsgrad,
+            maximize=self._maximize,
+        )
+
+
+descriptor = Descriptor(
+    name="adamw",
+    section="optimize",
+    contract=1,
+    options=Options,
+    fills={"rule": Fill(offers={"rule.silent", "rule.elementwise"})},
+    summary="AdamW, torch's fused kernel",
+)
+
+
+@hook
+def dsx_optimize(options: Options) -> list[Part]:
+    return [Part("rule", lambda ctx: AdamW(options))]

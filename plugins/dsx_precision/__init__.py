@@ -1,0 +1,1 @@
+"""Number formats of training: one module for each plugin."""
