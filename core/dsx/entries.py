@@ -55,7 +55,8 @@ class Entries:
                 notes = []
             except Exception as error:
                 # one broken entry_points.txt of any installed package ends entrypoints' whole scan
-                found, notes = [], [f"a distribution's entry points cannot be read: {error}"]
+                words = " ".join(str(error).split())
+                found, notes = [], [f"a distribution's entry points cannot be read: {words}"]
         notes += [str(warning.message) for warning in caught]
         seen = {(entry.name, entry.target) for entry in found}
         for entry in _metadata(group):
@@ -81,12 +82,12 @@ class Entries:
                 remedy="uninstall one of them",
             )
         if not found:
-            near = difflib.get_close_matches(name, self.names(), 3)
+            near = ", ".join(difflib.get_close_matches(name, self.names(), 3))
             raise PluginNotFound(
                 f"no installed package registers the plugin '{name}'",
                 where=where,
                 expected=f"an entry point '{name}' in the group {self.group}",
-                found=f"near names: {', '.join(near)}" if near else None,
+                found="; ".join([*([f"near names: {near}"] if near else []), *self.notes]) or None,
                 remedy="install the package that brings it into this environment; `dsx plugins` lists what is there",
             )
         return found[0]
@@ -99,7 +100,7 @@ def import_target(entry: Registration) -> Any:
         found: Any = importlib.import_module(module)
         for attribute in filter(None, path.split(".")):
             found = getattr(found, attribute)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a module that ends the process must not end dsx without a word
         raise invalid(entry, f"cannot be imported: {type(error).__name__}: {error}", traceback.format_exc()) from error
     return found
 

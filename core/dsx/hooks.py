@@ -13,12 +13,15 @@ from typing import Any
 
 import pluggy
 
-from dsx.errors import PluginInvalid
-from dsx.plugin import Part, Plan
 from dsx.entries import invalid
+from dsx.errors import DsxError
+from dsx.plugin import Part, Plan
 from dsx.registry import Plugin
+from dsx.roles import SECTIONS
 
 _spec = pluggy.HookspecMarker("dsx")
+
+_CONTRACT = f"the hooks are {', '.join(f'dsx_{section}' for section in SECTIONS)}; each may take `options` and `plan`"
 
 
 class Specs:
@@ -66,6 +69,8 @@ class Hooks:
         try:
             results = caller(options=options, plan=plan)
             parts = [part for result in results for part in result]
+        except DsxError:
+            raise  # what its user can mend
         except Exception as error:
             raise invalid(plugin.registration, f"fails in its hook: {error}", traceback.format_exc()) from error
         for part in parts:
@@ -88,7 +93,8 @@ class Hooks:
                 self._manager.register(plugin.carrier, plugin.name)
                 self._manager.check_pending()
             except (pluggy.PluginValidationError, Warning, ValueError, TypeError) as error:
-                raise invalid(entry, f"breaks the hook contract: {str(error).splitlines()[-1].strip()}") from error
+                why = f"breaks the hook contract: {str(error).splitlines()[-1].strip()}"
+                raise invalid(entry, why, remedy=_CONTRACT) from error
         callers = self._manager.get_hookcallers(plugin.carrier) or []
         if not any(caller.name == f"dsx_{section}" for caller in callers):
             raise invalid(entry, f"has no hook dsx_{section}", remedy=f"mark a function dsx_{section} with dsx.plugin.hook")

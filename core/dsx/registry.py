@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from attrs import frozen
+import attrs
+from attrs import field, frozen
 
 from dsx.contracts import CONTRACT
 from dsx.entries import PLUGINS, Entries, Registration, import_target, invalid
@@ -27,18 +29,26 @@ class Plugin:
 
 @frozen
 class Registry:
-    """The plugins that installed packages register."""
+    """The plugins that installed packages register, and those handed over by the caller.
+
+    given  by name: modules or objects with a descriptor and a hook, as an entry point would name them; they come first
+    """
 
     entries: Entries
+    given: Mapping[str, Any] = field(factory=dict)
 
     @classmethod
-    def scan(cls) -> Registry:
-        return cls(Entries.scan(PLUGINS))
+    def scan(cls, given: Mapping[str, Any] | None = None) -> Registry:
+        return cls(Entries.scan(PLUGINS), given or {})
 
     def load(self, name: str, where: str | None = None) -> Plugin:
         """Import a plugin and check its descriptor. Raises `PluginInvalid`, with the traceback of a failing import."""
-        entry = self.entries.find(name, where)
-        carrier = import_target(entry)
+        if name in self.given:
+            carrier = self.given[name]
+            entry = Registration(name, getattr(carrier, "__name__", type(carrier).__name__), "given by the caller")
+        else:
+            entry = self.entries.find(name, where)
+            carrier = import_target(entry)
         return Plugin(entry, _checked(entry, getattr(carrier, "descriptor", None)), carrier)
 
 
@@ -55,4 +65,6 @@ def _checked(entry: Registration, descriptor: object) -> Descriptor:
         raise invalid(entry, f"calls itself '{descriptor.name}'", remedy="give entry point and descriptor one name")
     if descriptor.section not in SECTIONS:
         raise invalid(entry, f"names a section '{descriptor.section}'", remedy=f"use one of {', '.join(SECTIONS)}")
+    if descriptor.options is not None and not attrs.has(descriptor.options):
+        raise invalid(entry, f"has options {descriptor.options!r}", remedy="make them an attrs class, or None for none")
     return descriptor

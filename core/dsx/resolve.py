@@ -5,15 +5,16 @@ Everything here is decided from data, before any hook is called and anything is 
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
 from attrs import frozen
 
-from dsx.errors import CapabilityMissing, SlotConflict
+from dsx.entries import invalid
+from dsx.errors import CapabilityMissing, DsxError, SlotConflict
 from dsx.manifest import Manifest
 from dsx.plugin import Fill, Need
-from dsx.entries import invalid
 from dsx.registry import Plugin, Registry
 from dsx.roles import BUILD_ORDER, ROLES, SECTIONS
 
@@ -78,7 +79,7 @@ def resolve(manifest: Manifest, registry: Registry) -> Resolved:
     fillers: dict[str, list[Filler]] = {}
     for (section, name), plugin in zip(used, plugins, strict=True):
         chosen = options[section, name]
-        for role, fill in plugin.descriptor.filled(chosen).items():
+        for role, fill in _fills(plugin, chosen).items():
             _check_role(plugin, role)
             fillers.setdefault(role, []).append(Filler(plugin, chosen, fill, _where(manifest, section, name)))
     pairs = tuple((plugin, options[place]) for place, plugin in zip(used, plugins, strict=True))
@@ -102,6 +103,16 @@ def _load(manifest: Manifest, registry: Registry, section: str, name: str) -> Pl
             remedy=f"name it in [{plugin.descriptor.section}]",
         )
     return plugin
+
+
+def _fills(plugin: Plugin, options: Any) -> Mapping[str, Fill]:
+    try:
+        return dict(plugin.descriptor.filled(options))
+    except DsxError:
+        raise  # what its user can mend
+    except Exception as error:
+        why = f"cannot say what it fills: {type(error).__name__}: {error}"
+        raise invalid(plugin.registration, why, traceback.format_exc()) from error
 
 
 def _check_role(plugin: Plugin, role: str) -> None:

@@ -24,6 +24,7 @@ def prepare(
     manifest: Manifest | Mapping[str, object] | str | Path | None = None,
     *,
     set: Sequence[str] = (),
+    plugins: Mapping[str, object] | None = None,
     overlap_publish: bool = False,
 ) -> Engine:
     """Make an engine that trains `model` as a manifest says.
@@ -33,13 +34,14 @@ def prepare(
     manifest         a path, a dict or a `Manifest`; None is the empty one: plain data-parallel training with AdamW.
                      [model] and [data] are accepted and not used
     set              "key=value" overrides, as on the command line
+    plugins          by name: plugins of your own that no package registers, for the manifest to use
     overlap_publish  the default of the manifest's run.overlap_publish
 
     Takes the default process group if there is one, else makes it from the launcher's environment, else runs alone.
     Raises `DsxError` and its children, all before anything is trained.
     """
     settings = Manifest.of(manifest, set=set)
-    resolved = resolve(settings, Registry.scan())
+    resolved = resolve(settings, Registry.scan(plugins))
     device = _device(model)
     ranks = join(device)
     plan = make_plan(resolved, ranks.rank, ranks.world, device)

@@ -46,7 +46,12 @@ class AdamW(ViewRule):
         self.hyper = Hyper(lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay)
 
     def apply(
-        self, weights: list[Tensor], grads: list[Tensor], states: Mapping[str, list[Tensor]], steps: list[int], hyper: Hyper
+        self,
+        weights: list[Tensor],
+        grads: list[Tensor],
+        states: Mapping[str, list[Tensor]],
+        steps: list[int],
+        hyper: Hyper,
     ) -> None:
         counts = torch.tensor(steps, dtype=torch.float32, device=weights[0].device)
         torch._fused_adamw_(

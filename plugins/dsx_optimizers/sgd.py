@@ -55,7 +55,12 @@ class SGD(ViewRule):
         )
 
     def apply(
-        self, weights: list[Tensor], grads: list[Tensor], states: Mapping[str, list[Tensor]], steps: list[int], hyper: Hyper
+        self,
+        weights: list[Tensor],
+        grads: list[Tensor],
+        states: Mapping[str, list[Tensor]],
+        steps: list[int],
+        hyper: Hyper,
     ) -> None:
         buffers = states.get("momentum_buffer", [])
         # A parameter's first buffer is its gradient as it is, without dampening, whenever that comes.

@@ -1,1 +1,1 @@
-"""Learning-rate schedules: one module for each plugin. Updates count from 1; a group's peak is its own learning rate."""
+"""Learning-rate schedules: one module for each plugin. Updates count from 1; the peak is the optimizer's lr."""

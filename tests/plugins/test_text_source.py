@@ -108,6 +108,7 @@ def test_a_cache_inside_the_data_is_not_taken_for_data(corpus: Path) -> None:
 
 
 def test_windows_survive_a_trip_to_another_process_without_their_tokens(corpus: Path) -> None:
+    (corpus / "large").write_bytes(bytes(5000))
     windows = files(str(corpus), context=8)
     before = windows[5]["labels"].tolist()
     packed = pickle.dumps(windows)

@@ -6,20 +6,20 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from signal import Signals
 from typing import Any
 
 from attrs import frozen
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 __all__ = ["Ended", "SignalException", "run_agent"]
 
 _HOST = "localhost"
+_LOGGERS = ("torch.distributed.elastic", "torchelastic-events-null")
 
 
 @frozen
@@ -37,8 +37,9 @@ class Ended:
 class _Agent(LocalElasticAgent):
     """torch's agent waits 30 s for ranks that do not heed SIGTERM once one has failed; this one waits `grace_s`."""
 
-    def __init__(self, spec: WorkerSpec, logs: DefaultLogsSpecs, grace_s: int) -> None:
-        super().__init__(spec, logs)
+    def __init__(self, spec: WorkerSpec, grace_s: int) -> None:
+        # No log files of torch's: it opens them in this process and leaves them open. A worker sees to its own.
+        super().__init__(spec, DefaultLogsSpecs(os.devnull))
         self._grace_s = grace_s
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -54,14 +55,12 @@ class _Agent(LocalElasticAgent):
         return process_ids
 
 
-def run_agent(command: Sequence[str], nproc: int, log_dir: Path, run_id: str, grace_s: int) -> dict[int, Ended]:
+def run_agent(command: Sequence[str], nproc: int, run_id: str, grace_s: int) -> dict[int, Ended]:
     """Run `command` in `nproc` processes to their end; return those that failed, by rank, in the order noticed.
 
-    The first failure ends all: SIGTERM, then SIGKILL after `grace_s` seconds. Rank 0 has this process's own stdout and
-    stderr; the others write to `log_dir/RUN_ID_*/attempt_0/RANK/`. Raises SignalException when this process is told to
-    stop, after the ranks have been ended.
+    The first failure ends all: SIGTERM, then SIGKILL after `grace_s` seconds. The ranks inherit this process's streams.
+    Raises SignalException when this process is told to stop, after the ranks have been ended.
     """
-    logs = DefaultLogsSpecs(str(log_dir), redirects={rank: Std.ALL for rank in range(1, nproc)})
     rendezvous = get_rendezvous_handler(
         RendezvousParameters("c10d", f"{_HOST}:0", run_id, min_nodes=1, max_nodes=1, local_addr=_HOST)
     )
@@ -77,7 +76,7 @@ def run_agent(command: Sequence[str], nproc: int, log_dir: Path, run_id: str, gr
     )
     with _quiet():
         try:
-            result = _Agent(spec, logs, grace_s).run()
+            result = _Agent(spec, grace_s).run()
         finally:
             rendezvous.shutdown()
     return {
@@ -93,12 +92,14 @@ def _shell_code(code: int) -> int:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the agent's account of ended processes from the terminal, unless LOGLEVEL is set: dsx gives its own."""
-    logger = logging.getLogger("torch.distributed.elastic")
-    before, silent = logger.propagate, logging.NullHandler()
-    logger.propagate = "LOGLEVEL" in os.environ
-    logger.addHandler(silent)
+    loggers = [] if "LOGLEVEL" in os.environ else [logging.getLogger(name) for name in _LOGGERS]
+    silent = logging.NullHandler()
+    for logger in loggers:
+        logger.addHandler(silent)
+        logger.propagate = False
     try:
         yield
     finally:
-        logger.propagate = before
-        logger.removeHandler(silent)
+        for logger in loggers:
+            logger.propagate = True
+            logger.removeHandler(silent)

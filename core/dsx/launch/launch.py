@@ -9,7 +9,6 @@ import signal
 import sys
 import tempfile
 import threading
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from dsx.errors import DsxError, RankFailed
-from dsx.launch.worker import CALL_FILE, FAILURE_FILE, LAUNCHER
+from dsx.launch.worker import CALL_FILE, FAILURE_FILE, LAUNCH_DIRECTORY, LAUNCHER
 
 if TYPE_CHECKING:
     from dsx.launch.agent import Ended
@@ -33,7 +32,8 @@ class LaunchConfig:
     """How ranks are started.
 
     nproc    ranks on this host
-    log_dir  where the output of ranks other than 0 goes; None: a temporary folder, kept only after a failure
+    log_dir  where a folder is made for the launch, with each rank's failure and the output of ranks other than 0;
+             None: a temporary one, kept only after a failure
     grace_s  seconds from SIGTERM to SIGKILL for ranks that are told to end; at least 3, by which the launcher knows a
              rank that the agent killed from one that died first
     """
@@ -45,15 +45,11 @@ class LaunchConfig:
 
 @frozen
 class Failure:
-    """What a failing rank wrote: `error` is for the user as it stands, `traceback` is an exception's.
-
-    directory  has that rank's stdout.log and stderr.log
-    """
+    """What a failing rank wrote: `error` is for the user as it stands, `traceback` is an exception's."""
 
     rank: int
     code: int
     time_ns: int
-    directory: Path
     error: str | None = None
     traceback: str | None = None
 
@@ -74,15 +70,9 @@ def launch(target: str, arguments: Mapping[str, Any], nproc: int, log_dir: Path 
 def launch_with(config: LaunchConfig, target: str, arguments: Mapping[str, Any]) -> int:
     """`launch`, with every setting."""
     call = _call(target, arguments, config.nproc)
-    directory = config.log_dir or Path(tempfile.mkdtemp(prefix="dsx_launch_"))
-    directory.mkdir(parents=True, exist_ok=True)
-    run_id = f"launch_{uuid.uuid4().hex[:8]}"
-    call_file = directory / f"{run_id}.json"
-    call_file.write_text(call)
-    try:
-        code, error = _run(config, directory, run_id, call_file)
-    finally:
-        call_file.unlink()
+    directory = _launch_directory(config.log_dir)
+    (directory / CALL_FILE).write_text(call)
+    code, error = _run(config, directory)
     # An error that names no place in the folder has said all there is to say.
     if config.log_dir is None and (error is None or error.where is None):
         shutil.rmtree(directory, ignore_errors=True)
@@ -91,18 +81,25 @@ def launch_with(config: LaunchConfig, target: str, arguments: Mapping[str, Any])
     return code
 
 
-def _run(config: LaunchConfig, directory: Path, run_id: str, call_file: Path) -> tuple[int, RankFailed | None]:
+def _launch_directory(log_dir: Path | None) -> Path:
+    """A new folder, for this launch alone."""
+    if log_dir is not None:
+        log_dir.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix="launch_" if log_dir is not None else "dsx_launch_", dir=log_dir)).absolute()
+
+
+def _run(config: LaunchConfig, directory: Path) -> tuple[int, RankFailed | None]:
     from dsx.launch.agent import SignalException, run_agent
 
     command = (sys.executable, "-u", "-m", "dsx.launch.worker")
     try:
-        with _environment(config.nproc, call_file), _signal_handlers():
-            ended = run_agent(command, config.nproc, directory, run_id, config.grace_s)
+        with _environment(config.nproc, directory), _signal_handlers():
+            ended = run_agent(command, config.nproc, directory.name, config.grace_s)
     except SignalException as stop:
         return 128 + stop.sigval, None
     if not ended:
         return 0, None
-    return 1, _rank_failed(ended, _failures(directory, run_id), directory, run_id)
+    return 1, _rank_failed(ended, _failures(directory), directory)
 
 
 def _call(target: str, arguments: Mapping[str, Any], nproc: int) -> str:
@@ -129,10 +126,10 @@ def _call(target: str, arguments: Mapping[str, Any], nproc: int) -> str:
 
 
 @contextmanager
-def _environment(nproc: int, call_file: Path) -> Iterator[None]:
+def _environment(nproc: int, directory: Path) -> Iterator[None]:
     """What the ranks inherit, for as long as they are being started."""
     added = {
-        CALL_FILE: str(call_file.absolute()),
+        LAUNCH_DIRECTORY: str(directory),
         LAUNCHER: str(os.getpid()),
         "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
     }
@@ -168,9 +165,8 @@ def _signal_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _failures(directory: Path, run_id: str) -> dict[int, Failure]:
-    found = directory.glob(f"{run_id}_*/attempt_0/*/{FAILURE_FILE}")
-    failures = [Failure(directory=file.parent, **json.loads(file.read_text())) for file in found]
+def _failures(directory: Path) -> dict[int, Failure]:
+    failures = [Failure(**json.loads(file.read_text())) for file in directory.glob(f"*/{FAILURE_FILE}")]
     return {failure.rank: failure for failure in failures}
 
 
@@ -191,9 +187,7 @@ def blamed(ended: Mapping[int, Ended], failures: Mapping[int, Failure]) -> int:
     return min(failures or ended, key=lambda rank: failures[rank].time_ns if failures else ended[rank].time_s)
 
 
-def _rank_failed(
-    ended: Mapping[int, Ended], failures: Mapping[int, Failure], directory: Path, run_id: str
-) -> RankFailed:
+def _rank_failed(ended: Mapping[int, Ended], failures: Mapping[int, Failure], directory: Path) -> RankFailed:
     rank = blamed(ended, failures)
     failure = failures.get(rank)
     if failure is not None and failure.error is not None:
@@ -201,14 +195,13 @@ def _rank_failed(
         who = f"rank {rank}" if len(same) == 1 else f"ranks {', '.join(map(str, same))}"
         return RankFailed(f"{who}: {failure.error}", rank=rank, exit_code=failure.code)
     code = failure.code if failure is not None else ended[rank].exit_code
-    output = _tail(next(directory.glob(f"{run_id}_*/attempt_0/{rank}/stderr.log"), None))
-    told = [text for text in (failure.traceback if failure is not None else None, output) if text]
+    told = [failure.traceback if failure is not None else None, _tail(directory / str(rank) / "stderr.log")]
     return RankFailed(
         f"rank {rank} {_ending(code, failure)}",
         rank=rank,
         exit_code=code,
-        where=str(next(directory.glob(f"{run_id}_*/attempt_0/{rank}"), directory)),
-        found="".join("\n" + indent(text.rstrip(), "    ") for text in told) or None,
+        where=str(directory / str(rank)),
+        found="".join("\n" + indent(text.rstrip(), "    ") for text in told if text) or None,
     )
 
 
@@ -223,7 +216,6 @@ def _ending(code: int, failure: Failure | None) -> str:
     return f"ended with exit code {code}, without an exception"
 
 
-def _tail(file: Path | None) -> str:
-    if file is None:
-        return ""
-    return file.read_text(errors="replace")[-_TAIL_CHARACTERS:].strip()
+def _tail(file: Path) -> str:
+    """The end of what a rank wrote, where that did not go to the terminal."""
+    return file.read_text(errors="replace")[-_TAIL_CHARACTERS:].strip() if file.exists() else ""

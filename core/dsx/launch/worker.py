@@ -23,8 +23,9 @@ from typing import Any, NoReturn
 
 from dsx.errors import DsxError
 
-CALL_FILE = "DSX_LAUNCH_CALL"
+LAUNCH_DIRECTORY = "DSX_LAUNCH_DIRECTORY"
 LAUNCHER = "DSX_LAUNCHER_PID"
+CALL_FILE = "call.json"
 FAILURE_FILE = "failure.json"
 
 _PR_SET_PDEATHSIG = 1
@@ -32,16 +33,21 @@ _EXIT_S = 10.0
 
 
 def main() -> None:
-    """Be one rank of a launch."""
+    """Be one rank of a launch. The first of a host keeps the launcher's stdout and stderr, the others have files."""
     die_with_parent(int(os.environ[LAUNCHER]))
     # The launcher passes a Ctrl-C on: end at once, without a traceback from wherever this rank is.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    launch = Path(os.environ[LAUNCH_DIRECTORY])
+    own = launch / os.environ["RANK"]
+    own.mkdir()
+    if os.environ["LOCAL_RANK"] != "0":
+        _redirect(own)
     faulthandler.enable()
     try:
-        _call(json.loads(Path(os.environ[CALL_FILE]).read_text()))
+        _call(json.loads((launch / CALL_FILE).read_text()))
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code not in (None, 0):
-            _fail(error)
+            _fail(error, own)
     _end()
 
 
@@ -62,6 +68,12 @@ def _watch(parent: int) -> None:
     os._exit(1)
 
 
+def _redirect(directory: Path) -> None:
+    for stream, name in ((sys.stdout, "stdout.log"), (sys.stderr, "stderr.log")):
+        with (directory / name).open("wb") as file:
+            os.dup2(file.fileno(), stream.fileno())
+
+
 def _call(call: dict[str, Any]) -> None:
     sys.path[:] = call["search_path"]
     # The launcher's own serves to find this module; programs that the rank starts get the user's.
@@ -73,16 +85,15 @@ def _call(call: dict[str, Any]) -> None:
     function(**call["arguments"])
 
 
-def _fail(error: BaseException) -> NoReturn:
+def _fail(error: BaseException, directory: Path) -> NoReturn:
     """Leave word of `error` and end, without any clean-up: it could wait for ranks that wait for this one."""
     now = time.time_ns()
     code = _exit_code(error)
     told = {"time_ns": now, "code": code, "rank": int(os.environ["RANK"]), **_told(error)}
     try:
-        file = Path(os.environ["TORCHELASTIC_ERROR_FILE"]).with_name(FAILURE_FILE)
-        partial = file.with_suffix(".partial")
+        partial = directory / f"{FAILURE_FILE}.partial"
         partial.write_text(json.dumps(told))
-        partial.replace(file)
+        partial.replace(directory / FAILURE_FILE)
     except OSError:
         traceback.print_exception(error)
     _flush()

@@ -137,6 +137,7 @@ class Process:
         return self._written_stack() or "(no stack: the process did not answer)"
 
     def kill(self) -> None:
+        """End it, if it has not ended, and free what it held here."""
         self.popen.kill()
         self.popen.wait()
         self.connection.close()

@@ -42,9 +42,13 @@ def main(connection_handle: int, stacks_handle: int, parent: int) -> None:
         while True:
             connection.send_bytes(b"")
             call = pickle.loads(connection.recv_bytes())
-            connection.send_bytes(pickle.dumps(_answer(call)))
+            outcome = _answer(call)
+            connection.send_bytes(pickle.dumps(outcome))
             # The parent answers when all ranks are through: to leave earlier would cut off what is still under way.
             connection.recv_bytes()
+            if outcome.error and not dist.is_initialized():
+                # A group that failed half made leaves torch's counters askew: the pool replaces this process.
+                os._exit(0)
             _leave()
     except (EOFError, OSError):
         os._exit(0)

@@ -158,7 +158,9 @@ class Ranks:
 
     def _ready(self, world: int) -> list[Process]:
         """The first `world` processes, alive and awaiting a call."""
-        self._processes = [process for process in self._processes if process.alive()]
+        for process in [process for process in self._processes if not process.alive()]:
+            process.kill()
+            self._processes.remove(process)
         while len(self._processes) < world:
             self._processes.append(Process.start())
         deadline = time.monotonic() + _START_S

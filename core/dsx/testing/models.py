@@ -1,0 +1,58 @@
+"""A small model with everything that breaks trainers: ties, frozen, unused and empty parameters, odd shapes, a side branch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+VOCABULARY, TOKENS = 23, 7
+
+
+class Block(nn.Module):
+    """Pre-norm residual MLP; `side` adds a branch that not every rank need take."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 3 * width + 1), nn.Linear(3 * width + 1, width)
+        self.side = nn.Linear(width, width, bias=False)
+        self.gain = nn.Parameter(torch.ones(()))
+
+    def forward(self, hidden: Tensor, side: bool = False) -> Tensor:
+        out = hidden + self.gain * self.down(functional.gelu(self.up(self.norm(hidden))))
+        return out + self.side(hidden) if side else out
+
+
+class Tangle(nn.Module):
+    """A language model of odd sizes.
+
+    The head is tied to the embedding; `frozen` needs no gradient; `never` is used by nobody; `empty` has no elements;
+    `rows` is (1, 17), fewer rows than ranks; `gain` of each block is 0-dim.
+    """
+
+    def __init__(self, width: int = 17, layers: int = 3, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
+        self.frozen = nn.Linear(width, width)
+        self.frozen.requires_grad_(False)
+        self.rows = nn.Parameter(torch.randn(1, width) / 10)
+        self.never = nn.Parameter(torch.ones(5, 3))
+        self.empty = nn.Parameter(torch.empty(0))
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("offset", torch.linspace(0, 1, width))
+
+    def forward(self, inputs: Tensor, targets: Tensor, side: bool = False) -> Tensor:
+        hidden = self.embedding(inputs) + self.rows + self.frozen(self.offset)
+        for block in self.blocks:
+            hidden = block(hidden, side)
+        return functional.cross_entropy(self.head(hidden).flatten(0, 1), targets.flatten())
+
+
+def tokens(step: int, micro: int, rank: int, samples: int = 2) -> tuple[Tensor, Tensor]:
+    """The same batch for the same (step, micro, rank): inputs and targets, int64 [samples, TOKENS]."""
+    generator = torch.Generator().manual_seed(1_000_000 * step + 1_000 * micro + rank)
+    words = torch.randint(0, VOCABULARY, (samples, TOKENS + 1), generator=generator)
+    return words[:, :-1], words[:, 1:]

@@ -1,0 +1,1 @@
+"""Plugins for dsx, each one file."""
