@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dsx.contracts import Attend
+
 VOCABULARY, TOKENS = 23, 7
 
 
@@ -56,3 +58,47 @@ def tokens(step: int, micro: int, rank: int, samples: int = 2) -> tuple[Tensor, 
     generator = torch.Generator().manual_seed(1_000_000 * step + 1_000 * micro + rank)
     words = torch.randint(0, VOCABULARY, (samples, TOKENS + 1), generator=generator)
     return words[:, :-1], words[:, 1:]
+
+
+class SelfAttention(nn.Module):
+    """An attention site: calls its own attribute `attend`."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.project, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.attend: Attend = dense
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        batch, length, width = hidden.shape
+        q, k, v = self.project(hidden).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind()
+        out = self.attend(q, k, v, causal=True)
+        return self.out(out.transpose(1, 2).reshape(batch, length, width))
+
+
+def dense(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    dropout: float = 0.0,
+    scale: float | None = None,
+) -> Tensor:
+    """An `Attend` by torch's own scaled_dot_product_attention."""
+    return functional.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale)
+
+
+class Attentive(Tangle):
+    """The same with an attention site before every block."""
+
+    def __init__(self, width: int = 18, layers: int = 2, seed: int = 0) -> None:
+        super().__init__(width, layers, seed)
+        self.attention = nn.ModuleDict({str(layer): SelfAttention(width, 3) for layer in range(layers)})
+
+    def forward(self, inputs: Tensor, targets: Tensor, side: bool = False) -> Tensor:
+        hidden = self.embedding(inputs) + self.rows + self.frozen(self.offset)
+        for layer, block in enumerate(self.blocks):
+            hidden = block(hidden + self.attention[str(layer)](hidden), side)
+        return functional.cross_entropy(self.head(hidden).flatten(0, 1), targets.flatten())

@@ -1,0 +1,202 @@
+"""The conformance kit: does a plugin keep its contract?
+
+    from dsx.testing import check_plugin
+
+    def test_halving(ranks):
+        check_plugin("halving", {"every": 2}, ranks=ranks)
+
+It loads the plugin as a run would, trains a model of odd shapes with it, and checks what the contracts of its roles say.
+What is broken is an AssertionError in words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dsx.engine import Engine
+from dsx.errors import DsxError
+from dsx.hooks import Hooks
+from dsx.registry import Plugin, Registry
+from dsx.start import prepare
+from dsx.testing.models import Attentive, Tangle, tokens
+from dsx.testing.plain import distance, largest, weights_of
+from dsx.testing.ranks import Ranks
+from dsx.testing.roles import ROLE_CHECKS
+
+Tables = Mapping[str, Mapping[str, Any]]
+STEPS, ACCUMULATION = 5, 2
+
+
+def check_plugin(
+    name: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    beside: Tables | None = None,
+    ranks: Ranks | None = None,
+    tolerance: float | None = None,
+    plugins: Mapping[str, Any] | None = None,
+) -> None:
+    """Check a plugin against the contracts of the roles it fills.
+
+    name       as in a manifest
+    options    its table; {} and None are its defaults
+    beside     what else the manifest has, for a plugin that needs others
+    ranks      the pool of the fixture `ranks`: adds two-rank runs; without it, one rank only
+    tolerance  how far two ranks may be from one rank with the same samples; None: 1e-9 where parameters stay in fp64, 2e-2
+               where they do not
+    plugins    carriers of plugins that no package registers, as for `dsx.prepare`
+
+    Raises AssertionError, or the `DsxError` that a run would end with.
+    """
+    plugin = Registry.scan(plugins).load(name)
+    Hooks([plugin])
+    _check_descriptor(plugin)
+    tables = _tables(plugin, options or {}, beside or {})
+    make = Attentive if plugin.descriptor.section == "attention" else Tangle
+    first, losses, start = _train(make, tables, plugins)
+    second, again, _ = _train(make, tables, plugins)
+    _say(losses == again, f"'{name}' is not deterministic: two runs gave {losses} and {again}")
+    _say(distance(_weights(second), _weights(first)) == 0, f"'{name}' is not deterministic: two runs end in other weights")
+    _say(all(math.isfinite(loss) for loss in losses), f"'{name}' makes the loss {losses}")
+    _check_untouched(name, first, start)
+    _check_skip(name, first)
+    for role in plugin.descriptor.filled(_options(plugin, first)):
+        if role in ROLE_CHECKS:
+            ROLE_CHECKS[role](first)
+    if ranks is not None:
+        _check_ranks(name, make, tables, plugins, ranks, tolerance)
+
+
+def _say(holds: bool, words: str) -> None:
+    if not holds:
+        raise AssertionError(words)
+
+
+def _check_descriptor(plugin: Plugin) -> None:
+    options = plugin.descriptor.options
+    _say(options is None or attrs.has(options), f"the options of '{plugin.name}' are no attrs class")
+    if options is not None:
+        frozen = options.__setattr__ is not object.__setattr__ and "_frozen" in options.__setattr__.__name__
+        _say(frozen, f"the options class of '{plugin.name}' is not frozen: use attrs.frozen")
+    _say(bool(plugin.descriptor.summary), f"'{plugin.name}' has no summary for `dsx plugins check`")
+
+
+def _tables(plugin: Plugin, options: Mapping[str, Any], beside: Tables) -> dict[str, Any]:
+    tables: dict[str, Any] = {section: dict(table) for section, table in beside.items()}
+    table = tables.setdefault(plugin.descriptor.section, {})
+    table["use"] = [*table.get("use", ()), plugin.name]
+    if options:
+        table[plugin.name] = dict(options)
+    tables["batch"] = {"accumulation": ACCUMULATION}
+    tables["run"] = {"steps": STEPS, **tables.get("run", {})}
+    return tables
+
+
+def _options(plugin: Plugin, engine: Engine) -> Any:
+    """Fills may depend on options; the kit needs their roles only."""
+    fills = plugin.descriptor.fills
+    return None if not callable(fills) or plugin.descriptor.options is None else plugin.descriptor.options()
+
+
+def _train(
+    make: Callable[[], nn.Module], tables: Tables, plugins: Mapping[str, Any] | None
+) -> tuple[Engine, list[float], dict[str, Tensor]]:
+    model = make().double()
+    start = weights_of(model)
+    engine = prepare(model, tables, plugins=plugins)
+    return engine, _steps(engine, range(STEPS), lambda step, micro: [tokens(step, micro, 0)]), start
+
+
+def _steps(engine: Engine, steps: Sequence[int], data: Callable[[int, int], list[tuple[Tensor, Tensor]]]) -> list[float]:
+    losses = []
+    for step in steps:
+        for micro in range(engine.accumulation):
+            parts = data(step, micro)
+            inputs, targets = (torch.cat([part[i] for part in parts]) for i in range(2))
+            engine.backward(engine(inputs, targets))
+            report = engine.step()
+        losses.append(report.loss if report.loss is not None else math.nan)
+    return losses
+
+
+def _weights(engine: Engine) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in engine.weights()}
+
+
+def _check_untouched(name: str, engine: Engine, start: Mapping[str, Tensor]) -> None:
+    after = _weights(engine)
+    moved = [key for key, tensor in start.items() if distance({key: after[key]}, {key: tensor}) > 1e-2 * _eps(engine)]
+    still = {key for key in start if "frozen" in key or "never" in key or "empty" in key}
+    wrong = sorted(still & set(moved))
+    _say(not wrong, f"'{name}' changes parameters that are frozen or have no gradient: {', '.join(wrong)}")
+    report = engine.program.schedule.at(1, engine.program.hypers)
+    if any(hyper.get("lr") for hyper in report.values()):
+        _say(bool(moved), f"with '{name}' no parameter moves in {STEPS} steps")
+
+
+def _eps(engine: Engine) -> float:
+    """How much a weight may differ from its start by rounding alone: masters may be kept in fewer bits than fp64."""
+    widest = max(torch.finfo(tensor.dtype).eps for _, tensor in engine.weights())
+    return 1e-6 if widest < 1e-10 else 1.0
+
+
+def _check_skip(name: str, engine: Engine) -> None:
+    """A gradient that is not finite changes nothing but the scaler and the count of skips."""
+    before, steps, skips = _weights(engine), engine.steps, engine.skips
+    for _ in range(engine.accumulation):
+        engine.backward(engine(*tokens(0, 0, 0)) * math.nan)
+        report = engine.step()
+    _say(report.skipped and not report.stepped, f"with '{name}' a NaN gradient does not skip the step")
+    _say((engine.steps, engine.skips) == (steps, skips + 1), f"with '{name}' a skipped step is counted wrong")
+    _say(distance(_weights(engine), before) == 0, f"with '{name}' a skipped step changes the weights")
+
+
+def _on_rank(
+    make: Callable[[], nn.Module], tables: Tables, plugins: Mapping[str, Any] | None, world: int
+) -> tuple[list[float], dict[str, Tensor], bool]:
+    """On `world` ranks each takes its own samples; a world of 0 is one rank that takes those of two."""
+    engine = prepare(make().double(), tables, plugins=plugins)
+    rank = dist.get_rank()
+    losses = _steps(
+        engine,
+        range(STEPS),
+        lambda step, micro: [tokens(step, micro, rank)] if world else [tokens(step, micro, r) for r in range(2)],
+    )
+    wide = all(dtype.dtype == torch.float64 for dtype in engine.model.parameters())
+    weights = _weights(engine)
+    engine.close()
+    return losses, weights, wide
+
+
+def _check_ranks(
+    name: str,
+    make: Callable[[], nn.Module],
+    tables: Tables,
+    plugins: Mapping[str, Any] | None,
+    ranks: Ranks,
+    tolerance: float | None,
+) -> None:
+    (one,) = ranks.run(_on_rank, make, tables, plugins, 0, world=1)
+    two = ranks.run(_on_rank, make, tables, plugins, 2, world=2)
+    same = all(torch.equal(tensor, two[1][1][key]) for key, tensor in two[0][1].items())
+    _say(same, f"with '{name}' two ranks end in different weights")
+    allowed = tolerance if tolerance is not None else (1e-9 if one[2] else 2e-2)
+    off = max(distance(two[0][1], one[1]), largest(two[0][0], one[0]))
+    _say(off <= allowed, f"with '{name}' two ranks are off by {off:.1e} from one rank with the same samples")
+
+
+def refuses(manifest: Tables, words: str, plugins: Mapping[str, Any] | None = None) -> None:
+    """Check that a combination is refused before anything is trained, and that the error says `words`."""
+    try:
+        prepare(Tangle(), manifest, plugins=plugins)
+    except DsxError as error:
+        _say(words in str(error), f"the refusal does not say {words!r}:\n{error}")
+        return
+    raise AssertionError(f"the combination is not refused: {manifest}")

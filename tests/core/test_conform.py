@@ -1,0 +1,204 @@
+"""The conformance kit accepts what keeps the contract, and says in words what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from attrs import define, frozen
+
+from dsx.contracts import Attend, Attention, Dtypes, Guard, Hyper, Observer, Rule, Scaler, Schedule, Site, State
+from dsx.contracts.data import Job, Piece
+from dsx.plugin import Descriptor, Fill, Part, hook
+from dsx.testing import CountingPlugin, check_plugin, refuses
+from dsx.testing.models import dense
+
+
+def carrier(role: str, section: str, make: Any, **choices: Any) -> dict[str, Any]:
+    """A plugin "mine" that fills one role."""
+
+    def parts(options: Any, plan: Any) -> Iterable[Part]:
+        return [Part(role, lambda ctx: make())]
+
+    parts.__name__ = f"dsx_{section}"
+    descriptor = Descriptor(
+        name="mine", section=section, contract=1, fills={role: Fill()}, summary="of a test", **choices
+    )
+    return {"mine": type("Mine", (), {"descriptor": descriptor, f"dsx_{section}": staticmethod(hook(parts))})()}
+
+
+class Descent(Rule):
+    """Gradient descent with momentum."""
+
+    states = (State("momentum"),)
+    hyper = Hyper(lr=0.1)
+    fault = ""
+
+    def update(self, piece: Piece, states: Mapping[str, torch.Tensor], job: Job, sums: torch.Tensor) -> None:
+        for run in piece.runs(job):
+            gradient = states["grad"][run.where] * (1.0 if self.fault == "multiplier" else job.multiplier)
+            if self.fault == "cut":
+                gradient = gradient / gradient.norm()
+            momentum = states["momentum"][run.where].mul_(0.9).add_(gradient)
+            states["master"][run.where].sub_(momentum, alpha=run.hyper.lr)
+            if states["param"].data_ptr() != states["master"].data_ptr():
+                states["param"][run.where].copy_(states["master"][run.where])
+        if self.fault == "padding":
+            states["master"].mul_(0.99)
+
+
+def faulty(kind: type[Any], fault: str) -> type[Any]:
+    return type(kind.__name__, (kind,), {"fault": fault})
+
+
+def test_a_rule_that_keeps_the_contract(ranks) -> None:
+    check_plugin("mine", plugins=carrier("rule", "optimize", Descent))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("cut", "depends on how a shard is cut"),
+        ("multiplier", "does not multiply the gradient"),
+        ("padding", "changes parameters that are frozen or have no gradient: never"),
+    ],
+)
+def test_rules_that_break_it(fault: str, words: str) -> None:
+    with pytest.raises(AssertionError, match=words):
+        check_plugin("mine", plugins=carrier("rule", "optimize", faulty(Descent, fault)))
+
+
+class Decay(Schedule):
+    fault = ""
+    calls = 0
+
+    def at(self, step: int, hypers: Mapping[str, Hyper]) -> Mapping[str, Hyper]:
+        Decay.calls += 1
+        factor = 1 / (Decay.calls if self.fault == "impure" else step)
+        absolute = self.fault == "absolute"
+        return {name: hyper.replace(lr=factor if absolute else hyper.lr * factor) for name, hyper in hypers.items()}
+
+
+def test_a_schedule_that_keeps_the_contract(ranks) -> None:
+    check_plugin("mine", plugins=carrier("schedule", "optimize", Decay))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"), [("impure", "not deterministic|no pure function"), ("absolute", "proportions")]
+)
+def test_schedules_that_break_it(fault: str, words: str) -> None:
+    with pytest.raises(AssertionError, match=words):
+        check_plugin("mine", plugins=carrier("schedule", "optimize", faulty(Decay, fault)))
+
+
+class Blind(Guard):
+    def squares(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.nan_to_num(0.0, 0.0, 0.0).double().square().sum()
+
+
+class Coarse(Guard):
+    def squares(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient[::2].double().square().sum() * 2
+
+
+@pytest.mark.parametrize(("kind", "words"), [(Blind, "NaN gradient does not skip"), (Coarse, "squares of 1 ")])
+def test_guards_that_break_it(kind: type[Guard], words: str) -> None:
+    with pytest.raises(AssertionError, match=words):
+        check_plugin("mine", plugins=carrier("guard", "precision", kind))
+
+
+class Halving(Scaler):
+    def __init__(self) -> None:
+        self.value = 1024.0
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss * self.value
+
+    def update(self, finite: bool) -> None:
+        self.value = self.value if finite else self.value / 2
+
+    def state(self) -> Mapping[str, Any]:
+        return {"value": self.value}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.value = state["value"]
+
+
+class Forgetful(Halving):
+    def load(self, state: Mapping[str, Any]) -> None: ...
+
+
+def test_a_scaler(ranks) -> None:
+    check_plugin("mine", plugins=carrier("scaler", "precision", Halving))
+    with pytest.raises(AssertionError, match="does not bring the scale back"):
+        check_plugin("mine", plugins=carrier("scaler", "precision", Forgetful))
+
+
+class Single(Dtypes):
+    def param(self, name: str, dtype: torch.dtype) -> torch.dtype:
+        return torch.float32
+
+    def master(self, dtype: torch.dtype, source: torch.dtype) -> torch.dtype:
+        return source
+
+
+def test_dtypes_with_masters() -> None:
+    class Cast(Single):
+        def call(self, model: Any, args: Any, kwargs: Any) -> Any:
+            model.offset = model.offset.float()
+            return model(*args, **kwargs)
+
+    check_plugin("mine", plugins=carrier("dtypes", "precision", Cast))
+
+
+class Broken(Observer):
+    def finish(self) -> None:
+        raise RuntimeError("the file is closed")
+
+
+def test_observers() -> None:
+    check_plugin("mine", plugins=carrier("observers", "observe", Observer))
+    with pytest.raises(RuntimeError, match="the file is closed"):
+        check_plugin("mine", plugins=carrier("observers", "observe", Broken))
+
+
+class Everywhere(Attention):
+    def claim(self, site: Site) -> bool:
+        return True
+
+    def bind(self, site: Site) -> Attend:
+        return dense
+
+
+def test_attention() -> None:
+    check_plugin("mine", plugins=carrier("attention", "attention", Everywhere))
+
+
+def test_attention_that_claims_nothing_is_refused() -> None:
+    plugins = carrier("attention", "attention", Everywhere)
+    refuses({"attention": {"use": ["mine"]}}, "claims none of the model's attention sites", plugins)
+
+
+def test_the_options_must_be_frozen() -> None:
+    @define
+    class Loose:
+        every: int = 1
+
+    @frozen
+    class Tight:
+        every: int = 1
+
+    check_plugin("mine", plugins=carrier("schedule", "optimize", Schedule, options=Tight))
+    with pytest.raises(AssertionError, match="not frozen"):
+        check_plugin("mine", plugins=carrier("schedule", "optimize", Schedule, options=Loose))
+
+
+def test_a_wrapper(ranks) -> None:
+    check_plugin("counting", plugins={"counting": CountingPlugin()}, ranks=ranks)
+
+
+def test_a_combination_that_is_not_refused_fails() -> None:
+    with pytest.raises(AssertionError, match="is not refused"):
+        refuses({}, "anything")
