@@ -32,10 +32,10 @@ def command(manifest: str, overrides: tuple[str, ...], nproc: int | None, overwr
     if count == 1:
         run_and_show(manifest, overrides, overwrite)
         return
-    from dsx.launch import launch
+    from dsx.launch.launch import launch
 
     arguments = {"manifest": manifest, "overrides": list(overrides), "overwrite": overwrite}
-    launch("dsx.run.show:run_and_show", arguments, count)
+    click.get_current_context().exit(launch("dsx.run.show:run_and_show", arguments, count))
 
 
 def _devices() -> int:

@@ -1,0 +1,127 @@
+"""What each registered plugin means in plain PyTorch.
+
+A plugin that is registered and not in `RECIPES` fails the matrix: whoever adds one says here what it is equal to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import field, frozen
+from torch import Tensor, nn
+
+STEPS = 4
+Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+@frozen
+class Recipe:
+    """One plugin: how the matrix uses it, and what a plain loop does instead.
+
+    optimizer  made of the parameters it updates
+    rates      factor on the learning rate at updates 1 to 4
+    half       dtype in which the model computes, its masters staying in fp32
+    """
+
+    section: str
+    options: Mapping[str, Any] = field(factory=dict)
+    optimizer: Optimizer | None = None
+    rates: Sequence[float] | None = None
+    half: torch.dtype | None = None
+
+
+def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=3e-3, betas=(0.8, 0.95), weight_decay=0.1, fused=True)
+
+
+def _sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
+
+
+def _rmsprop(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(parameters, lr=1e-3, alpha=0.9, foreach=False)
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "adamw": Recipe("optimize", {"lr": 3e-3, "betas": [0.8, 0.95], "weight_decay": 0.1}, optimizer=_adamw),
+    "sgd": Recipe("optimize", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}, optimizer=_sgd),
+    "torch_optimizer": Recipe(
+        "optimize", {"name": "RMSprop", "arguments": {"lr": 1e-3, "alpha": 0.9}}, optimizer=_rmsprop
+    ),
+    "constant": Recipe("optimize", rates=(1, 1, 1, 1)),
+    "warmup_linear": Recipe("optimize", {"warmup": 2, "final": 0.5}, rates=(0.5, 1, 0.75, 0.5)),
+    "warmup_log": Recipe("optimize", {"warmup": 3}, rates=(0.5, math.log(3) / math.log(4), 1, 1)),
+    "warmup_cosine": Recipe("optimize", {"warmup": 2, "final": 0.5}, rates=(0.5, 1, 0.75, 0.5)),
+    "one_cycle": Recipe("optimize", {"up": 2, "start": 0.5, "final": 0.25}, rates=(0.75, 1, 0.625, 0.25)),
+    "lr_range_test": Recipe("optimize", {"start": 0.5, "every": 2}, rates=(0.5, 0.75, 1.0, 1.25)),
+    "wsd": Recipe(
+        "optimize", {"warmup": 1, "decay": 2, "shape": "linear", "final": 0.5}, rates=(1, 1, 0.75, 0.5)
+    ),
+    "bf16": Recipe("precision", half=torch.bfloat16),
+    "progress": Recipe("observe"),
+}
+
+
+def plain(
+    model: nn.Module,
+    names: Sequence[str],
+    data: Callable[[int, int, int], tuple[Tensor, ...]],
+    *,
+    world: int,
+    accumulation: int,
+    clip_norm: float,
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Train as the named plugins say, without dsx; the losses, and the authoritative weights."""
+    recipes = [RECIPES[name] for name in names]
+    optimizer = next((recipe.optimizer for recipe in recipes if recipe.optimizer), None)
+    rates = next((recipe.rates for recipe in recipes if recipe.rates), (1,) * STEPS)
+    half = next((recipe.half for recipe in recipes if recipe.half), None)
+    live = dict(model.named_parameters())
+    masters = {
+        name: nn.Parameter(parameter.detach().float() if half else parameter.detach(), parameter.requires_grad)
+        for name, parameter in live.items()
+    }
+    if half:
+        for tensor in (*live.values(), *model.buffers()):
+            tensor.data = tensor.data.to(half)
+    trained = [name for name, parameter in live.items() if parameter.requires_grad]
+    step = (optimizer or _default)([masters[name] for name in trained])
+    base = step.param_groups[0]["lr"]
+    losses = []
+    for number in range(STEPS):
+        total = 0.0
+        for micro in range(accumulation):
+            for rank in range(world):
+                loss = model(*data(number, micro, rank))
+                (loss / accumulation).backward()
+                total += loss.item() / (accumulation * world)
+                _collect(live, masters, trained, world)
+        torch.nn.utils.clip_grad_norm_([masters[name] for name in trained], clip_norm)
+        step.param_groups[0]["lr"] = base * rates[number]
+        step.step()
+        step.zero_grad()
+        with torch.no_grad():
+            for name in trained:
+                live[name].copy_(masters[name])
+        losses.append(total)
+    return losses, {name: master.detach() for name, master in masters.items()}
+
+
+def _default(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, fused=True)
+
+
+def _collect(
+    live: Mapping[str, nn.Parameter], masters: Mapping[str, nn.Parameter], trained: Sequence[str], world: int
+) -> None:
+    """Gradients of one micro-batch of one rank, added to the masters' in the masters' dtype."""
+    for name in trained:
+        gradient, live[name].grad = live[name].grad, None
+        if gradient is None:
+            continue
+        share = gradient.to(masters[name].dtype) / world
+        held = masters[name].grad
+        masters[name].grad = share if held is None else held + share

@@ -1,0 +1,144 @@
+"""Every pair of registered plugins, and the triples of precision, optimizer and schedule: parity with plain PyTorch on two
+ranks, or a refusal that says why. The table in docs/reference/composition.md is made of what this test saw.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import dsx
+from composition.recipes import RECIPES, STEPS, plain
+from dsx.entries import PLUGINS, Entries
+from dsx.errors import CapabilityMissing, SlotConflict
+from dsx.testing import distance, largest
+from dsx.testing.models import Tangle, tokens
+
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "composition.md"
+WORLD, ACCUMULATION, CLIP = 2, 2, 0.5
+OURS = sorted({e.name for e in Entries.scan(PLUGINS).registrations if e.distribution.startswith("dsx-engine ")})
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3}
+"""fp32 masters of bf16 parameters: a master off in its last bit may round to another bf16 weight."""
+
+
+def manifest(names: Sequence[str]) -> dict[str, Any]:
+    tables: dict[str, Any] = {
+        "run": {"steps": STEPS},
+        "batch": {"accumulation": ACCUMULATION},
+        "optimize": {"clip_norm": CLIP},
+    }
+    for name in names:
+        recipe = RECIPES[name]
+        table = tables.setdefault(recipe.section, {})
+        table.setdefault("use", []).append(name)
+        if recipe.options:
+            table[name] = dict(recipe.options)
+    return tables
+
+
+def train(names: Sequence[str]) -> tuple[list[float], dict[str, Tensor]] | str:
+    """On one rank: losses and weights, or the refusal."""
+    model = Tangle().double()
+    try:
+        engine = dsx.prepare(model, manifest(names))
+    except (SlotConflict, CapabilityMissing) as refusal:
+        return f"{type(refusal).__name__}: {refusal.what}"
+    losses = []
+    for step in range(STEPS):
+        report = engine.train_step(tokens(step, micro, dist.get_rank()) for micro in range(ACCUMULATION))
+        losses.append(report.loss)
+    return losses, {name: tensor.clone() for name, tensor in engine.weights()}
+
+
+def combinations() -> Iterator[tuple[str, ...]]:
+    yield from itertools.combinations(OURS, 1)
+    yield from itertools.combinations(OURS, 2)
+    by = {kind: [n for n in OURS if n in RECIPES and getattr(RECIPES[n], kind)] for kind in ("half", "optimizer", "rates")}
+    yield from itertools.product(by["half"], by["optimizer"], by["rates"])
+
+
+def together(every: Sequence[Sequence[str]]) -> list[Any]:
+    """All combinations in one call: a process group for each would take longer than the training."""
+    return [train(names) for names in every]
+
+
+def test_every_registered_plugin_has_a_recipe() -> None:
+    assert set(OURS) == set(RECIPES), "tests/composition/recipes.py says what each plugin is equal to in plain PyTorch"
+
+
+@pytest.fixture(scope="module")
+def outcomes(ranks) -> dict[tuple[str, ...], Any]:
+    every = list(combinations())
+    first, second = ranks.run(together, every, world=WORLD, timeout=300)
+    for names, one, other in zip(every, first, second, strict=True):
+        assert type(one) is type(other), names
+        if not isinstance(one, str):
+            assert all(torch.equal(tensor, other[1][name]) for name, tensor in one[1].items()), names
+    return dict(zip(every, first, strict=True))
+
+
+@pytest.mark.parametrize("names", list(combinations()), ids="+".join)
+def test_a_combination_trains_like_plain_pytorch_or_is_refused(names: tuple[str, ...], outcomes) -> None:
+    outcome = outcomes[names]
+    if isinstance(outcome, str):
+        assert clash(names), outcome
+        for name in clash(names):
+            assert f"'{name}'" in outcome
+        return
+    assert not clash(names), f"{names} fill one role and are not refused"
+    losses, weights = outcome
+    expected_losses, expected = plain(
+        Tangle().double(), names, tokens, world=WORLD, accumulation=ACCUMULATION, clip_norm=CLIP
+    )
+    tolerance = TOLERANCE[next(iter(expected.values())).dtype]
+    assert largest(losses, expected_losses) < tolerance
+    assert distance(weights, expected) < tolerance
+    moved = distance(weights, {name: p.detach() for name, p in Tangle().double().named_parameters()})
+    assert moved > 10 * tolerance or moved > 1e-3
+
+
+def clash(names: Sequence[str]) -> list[str]:
+    """Those that are optimizers, or schedules, if there are two of a kind."""
+    for kind in ("optimizer", "rates", "half"):
+        several = [name for name in names if getattr(RECIPES[name], kind)]
+        if len(several) > 1:
+            return several
+    return []
+
+
+def table(outcomes: dict[tuple[str, ...], Any]) -> str:
+    lines = [
+        "# Which plugins go together",
+        "",
+        "<!-- written by tests/composition/test_matrix.py: DSX_WRITE_DOCS=1 make test -->",
+        "",
+        f"Made by a test that trains every pair for {STEPS} updates on {WORLD} ranks, with accumulation, clipping, and a model",
+        "of odd shapes. `=` is parity with plain PyTorch, every weight within 1e-9 in float64, 2e-3 in bf16; `one` is a",
+        "refusal before the first step, because both fill a role that takes one.",
+        "",
+        "| | " + " | ".join(OURS) + " |",
+        "|---" * (len(OURS) + 1) + "|",
+    ]
+    for row in OURS:
+        cells = []
+        for column in OURS:
+            names = (row,) if row == column else tuple(sorted((row, column)))
+            cells.append("one" if isinstance(outcomes[names], str) else "=")
+        lines.append(f"| {row} | " + " | ".join(cells) + " |")
+    triples = sum(len(names) == 3 for names in outcomes)
+    lines += ["", f"The {triples} triples of precision, optimizer and schedule are trained too, all with parity."]
+    return "\n".join(lines) + "\n"
+
+
+def test_the_table_in_the_docs_is_what_was_seen(outcomes) -> None:
+    if os.environ.get("DSX_WRITE_DOCS"):
+        DOCS.write_text(table(outcomes), "utf-8")
+    assert DOCS.read_text("utf-8") == table(outcomes), "write it anew with DSX_WRITE_DOCS=1"
