@@ -107,7 +107,8 @@ def plain(
             for name in trained:
                 live[name].copy_(masters[name])
         losses.append(total)
-    return losses, {name: master.detach() for name, master in masters.items()}
+    weights = {name: master if name in trained else live[name] for name, master in masters.items()}
+    return losses, {name: tensor.detach() for name, tensor in weights.items()}
 
 
 def _default(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
