@@ -1,4 +1,5 @@
-"""What pyproject.toml cannot say: the plugin template, which lies at the top level, travels inside the package `dsx`."""
+"""What pyproject.toml cannot say: the plugin template, which lies at the top level, travels inside the package
+`dsx`."""
 
 from pathlib import Path
 

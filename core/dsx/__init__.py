@@ -1,9 +1,9 @@
 """dsx: a microkernel for training large PyTorch models.
 
-    engine = dsx.prepare(model, "run.toml")
-    for batch in batches:
-        engine.backward(engine(batch))
-        engine.step()
+engine = dsx.prepare(model, "run.toml")
+for batch in batches:
+    engine.backward(engine(batch))
+    engine.step()
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def _hook_gradients(layout: Layout, flat: Flat) -> None:
         def arrived(parameter: Tensor, number: int = number) -> None:
             layout.gradient(flat, number, parameter)  # type: ignore[arg-type]
 
-        parameter.register_post_accumulate_grad_hook(arrived)
+        parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
 
 
 def _wrap_forward(unit: Unit, activations: Sequence[Activations], compile_units: bool) -> None:
@@ -78,5 +78,13 @@ def tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from tensors(item)
-    elif hasattr(type(value), "__dataclass_fields__") or attrs.has(type(value)):
-        yield from tensors(list(vars(value).values()) if hasattr(value, "__dict__") else [])
+    else:
+        for name in _fields(type(value)):
+            yield from tensors(getattr(value, name, None))
+
+
+def _fields(kind: type) -> Sequence[str]:
+    """Names of the fields of a dataclass or attrs class, slotted ones too; none for any other."""
+    if attrs.has(kind):
+        return [field.name for field in attrs.fields(kind)]
+    return list(getattr(kind, "__dataclass_fields__", ()))

@@ -11,8 +11,8 @@ from torch import nn
 from dsx.agree import agree, describe
 from dsx.boundaries import install
 from dsx.contracts import Attention, Flat, Observer, Shard, Site, State, Unit
-from dsx.errors import DsxError, SlotConflict
 from dsx.defaults import NULL_PARTS
+from dsx.errors import DsxError, SlotConflict
 from dsx.hooks import Hooks
 from dsx.plugin import Context, Part, Plan
 from dsx.program import Program
@@ -29,7 +29,7 @@ def build(resolved: Resolved, plan: Plan, model: nn.Module) -> Program:
 
     Afterwards the parameters are views of buffers that the layout owns, and every state exists.
     """
-    ctx = Context(plan, model, lambda **choices: _flatten(ctx, **choices))
+    ctx = Context(plan, plain(model), lambda **choices: _flatten(ctx, **choices))
     parts = _parts(resolved, plan)
     built: list[tuple[Part, Any]] = []
 
@@ -84,7 +84,7 @@ def _tiers(ctx: Context, role: str, make: Make) -> None:
 
 def _attention(ctx: Context, role: str, make: Make) -> None:
     claimants: Sequence[tuple[str, Attention]] = make(role)
-    sites = [Site(n, m) for n, m in plain(ctx.model).named_modules() if callable(getattr(m, "attend", None))]
+    sites = [Site(n, m) for n, m in ctx.model.named_modules() if callable(getattr(m, "attend", None))]
     claims = {site.name: [(name, part) for name, part in claimants if part.claim(site)] for site in sites}
     for site in sites:
         claiming = claims[site.name]
@@ -95,7 +95,7 @@ def _attention(ctx: Context, role: str, make: Make) -> None:
                 remedy="let their patterns match different modules",
             )
         for _, part in claiming:
-            site.module.attend = part.bind(site)
+            setattr(site.module, "attend", part.bind(site))  # noqa: B010 -- typed as a parameter or module otherwise
     for name, part in claimants:
         if not any(part is claimer for claiming in claims.values() for _, claimer in claiming):
             raise DsxError(
@@ -139,13 +139,14 @@ def _adopt(ctx: Context) -> None:
                 ctx.layout.adopt(flat, exact)
                 if flat.trainable:
                     _create_states(ctx, flat, shards[flat], exact)
-        for buffer in plain(ctx.model).buffers():
+        for buffer in ctx.model.buffers():
             if buffer.numel():
                 ctx.transport.broadcast(buffer, channel="admin", purpose="state").wait()
 
 
 def _create_states(ctx: Context, flat: Flat, shard: Shard, exact: torch.Tensor) -> None:
-    """The master weights are made from the exact ones: made from rounded ones, bf16 training is off by 7e-3 in 6 steps."""
+    """The master weights are made from the exact ones: made from rounded ones, bf16 training is off by 7e-3 in 6
+    steps."""
     master = ctx.dtypes.master(flat.dtype, flat.source)
     lossy = "publish" in ctx.transport.lossy and ctx.layout.target(shard) is not None
     if master != flat.dtype or lossy:
@@ -181,6 +182,5 @@ def _program(ctx: Context, resolved: Resolved) -> Program:
         schedule=ctx.schedule,
         observers=tuple(observers),
         hypers=ctx.groups.hypers(base),
-        parameters=tuple(trainable(plain(ctx.model))),
+        parameters=tuple(trainable(ctx.model)),
     )
-

@@ -1,6 +1,7 @@
 """Which plugins and commands are installed, found without importing any of them.
 
-Entry-point group `dsx.plugins` holds plugins, `dsx.commands` click commands. Neither torch nor any plugin is imported here.
+Entry-point group `dsx.plugins` holds plugins, `dsx.commands` click commands. Neither torch nor any plugin is imported
+here.
 """
 
 from __future__ import annotations
@@ -109,7 +110,10 @@ def invalid(entry: Registration, why: str, trace: str | None = None, remedy: str
     """The error about a plugin that is there but cannot be used."""
     text = "\n    ".join(["", *trace.rstrip().splitlines()]) if trace else None
     return PluginInvalid(
-        f"the plugin '{entry.name}' {why}", where=f"{entry.target}, from {entry.distribution}", found=text, remedy=remedy
+        f"the plugin '{entry.name}' {why}",
+        where=f"{entry.target}, from {entry.distribution}",
+        found=text,
+        remedy=remedy,
     )
 
 

@@ -54,7 +54,7 @@ def _rebuild(kind: type[DsxError], fields: dict[str, object]) -> DsxError:
 
 
 def near(name: str, known: Iterable[str]) -> str | None:
-    """"did you mean 'x'?" for a misspelt name, None if nothing is near."""
+    """ "did you mean 'x'?" for a misspelt name, None if nothing is near."""
     found = difflib.get_close_matches(name, list(known), 1)
     return f"did you mean '{found[0]}'?" if found else None
 
@@ -127,7 +127,8 @@ class CapabilityMissing(DsxError):
 
 
 class KernelUnavailable(DsxError):
-    """An operation has no implementation for this device and dtype on this machine, or the one asked for is not there."""
+    """An operation has no implementation for this device and dtype on this machine, or the one asked for is not
+    there."""
 
 
 class RankMismatch(DsxError):

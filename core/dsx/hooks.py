@@ -1,7 +1,7 @@
 """The five hooks and the observers' one: how core asks plugins for parts, once per run, at set-up.
 
-A pluggy call costs fifteen to thirty method calls, so no hook is called while training: hooks return parts, and the engine
-holds those.
+A pluggy call costs fifteen to thirty method calls, so no hook is called while training: hooks return parts, and the
+engine holds those.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ class Hooks:
                 raise invalid(entry, why, remedy=_CONTRACT) from error
         callers = self._manager.get_hookcallers(plugin.carrier) or []
         if not any(caller.name == f"dsx_{section}" for caller in callers):
-            raise invalid(entry, f"has no hook dsx_{section}", remedy=f"mark a function dsx_{section} with dsx.plugin.hook")
+            raise invalid(
+                entry, f"has no hook dsx_{section}", remedy=f"mark a function dsx_{section} with dsx.plugin.hook"
+            )
         for caller in callers:
             self._refuse_wrappers(plugin, caller)
 
@@ -108,5 +110,3 @@ class Hooks:
                 raise invalid(
                     plugin.registration, f"wraps the hook {caller.name}", remedy="return parts; a part may wrap another"
                 )
-
-

@@ -30,29 +30,25 @@ from attrs import Factory, define, field, frozen
 from torch import nn
 
 from dsx.contracts import (
-    Activations,
-    Attention,
     Dtypes,
     Groups,
     Guard,
     Layout,
-    Observer,
     Rule,
     Scaler,
     Schedule,
     Stepper,
     Store,
-    Tier,
     Transport,
     Unit,
 )
 from dsx.errors import DsxError
-from dsx.manifest.ranges import choice, fraction, non_negative, positive, unit_interval
+from dsx.manifest.ranges import Range, choice, fraction, non_negative, positive, unit_interval
 from dsx.roles import Section
 
 hook = pluggy.HookimplMarker("dsx")
-"""Marks the plugin's function for its section: dsx_precision, dsx_communicate, dsx_partition, dsx_optimize, dsx_attention
-or dsx_observe. It may take `options` and `plan`, both or neither, and returns a list of `Part`."""
+"""Marks the plugin's function for its section: dsx_precision, dsx_communicate, dsx_partition, dsx_optimize,
+dsx_attention or dsx_observe. It may take `options` and `plan`, both or neither, and returns a list of `Part`."""
 
 
 @frozen
@@ -71,6 +67,10 @@ def _needs(needs: Iterable[str | Need]) -> tuple[Need, ...]:
     return tuple(Need(need) if isinstance(need, str) else need for need in needs)
 
 
+def _offers(offers: Iterable[str]) -> frozenset[str]:
+    return frozenset(offers)
+
+
 @frozen
 class Fill:
     """What a plugin promises and wants for one role. Pure data, matched before anything is built.
@@ -79,7 +79,7 @@ class Fill:
     needs   capabilities that it cannot do without
     """
 
-    offers: frozenset[str] = field(default=(), converter=frozenset)
+    offers: frozenset[str] = field(default=(), converter=_offers)
     needs: tuple[Need, ...] = field(default=(), converter=_needs)
 
 
@@ -147,6 +147,7 @@ class Plan:
 class Context:
     """What a builder sees: the plan, the model, and the parts built before it.
 
+    model    the module itself, where a compiled one was given
     flatten  cuts the model into units and flat parameters: `flatten(limit_bytes=None)`; for layouts
     """
 
@@ -213,6 +214,7 @@ __all__ = [
     "Need",
     "Part",
     "Plan",
+    "Range",
     "choice",
     "fraction",
     "hook",

@@ -147,7 +147,9 @@ def _missing(resolved: Resolved, role: str, filler: Filler, need: Need) -> Capab
     for other, offers in NULL_OFFERS.items():
         if need.capability in offers and (displaced := resolved.fillers.get(other)):
             names = ", ".join(f"'{instead.plugin.name}'" for instead in displaced)
-            remedy = f"core's own {other} offers it: remove {names} from [{ROLES[other].section}], or '{filler.plugin.name}'"
+            remedy = (
+                f"core's own {other} offers it: remove {names} from [{ROLES[other].section}], or '{filler.plugin.name}'"
+            )
     reason = f": {need.reason}" if need.reason else ""
     return CapabilityMissing(
         f"'{filler.plugin.name}' needs '{need.capability}', which nothing in this run offers{reason}",

@@ -9,7 +9,8 @@ from attrs import frozen
 Section = Literal["precision", "communicate", "partition", "optimize", "attention", "observe"]
 
 Kind = Literal["one", "chain", "claims"]
-"""one: a single filler; chain: many, outermost first in manifest order; claims: many, each taking its own states or sites."""
+"""one: a single filler; chain: many, outermost first in manifest order; claims: many, each taking its own states or
+sites."""
 
 
 @frozen
@@ -39,11 +40,11 @@ BUILD_ORDER = (
     Role("activations", "partition", "chain", "kept"),
     Role("attention", "attention", "claims", "the model's own"),
     Role("stepper", "optimize", "one", "inline"),
-    Role("schedule", "optimize", "one", "constant"),
+    Role("schedule", "optimize", "one", "the same at every step"),
     Role("observers", "observe", "chain", "nobody listens"),
 )
-"""Hook order cannot be build order: a layout must know the rule's states and the parameter groups, a rule the transport's
-size. So hooks return builders, and core calls them in this order."""
+"""Hook order cannot be build order: a layout must know the rule's states and the parameter groups, a rule the
+transport's size. So hooks return builders, and core calls them in this order."""
 
 ROLES = {role.name: role for role in BUILD_ORDER}
 

@@ -29,8 +29,8 @@ def prepare(
 ) -> Engine:
     """Make an engine that trains `model` as a manifest says.
 
-    model            on its device, built alike on every rank; rank 0's weights become everyone's. Its parameters stay the
-                     same objects, as views of buffers that the run's layout owns
+    model            on its device, built alike on every rank; rank 0's weights become everyone's. Its parameters stay
+                     the same objects, as views of buffers that the run's layout owns
     manifest         a path, a dict or a `Manifest`; None is the empty one: plain data-parallel training with AdamW.
                      [model] and [data] are accepted and not used
     set              "key=value" overrides, as on the command line

@@ -11,7 +11,8 @@ from dsx.errors import DsxError
 
 
 class Router(Store):
-    """Tiers in manifest order, the first that claims a state holding it; the last is core's own, which takes the rest."""
+    """Tiers in manifest order, the first that claims a state holding it; the last is core's own, which takes the
+    rest."""
 
     def __init__(self, tiers: Sequence[tuple[str, Tier]], default: Tier) -> None:
         self._claimants = tuple(tiers)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from attrs import frozen
@@ -99,9 +99,7 @@ def _homes(model: nn.Module, chosen: Sequence[tuple[str, nn.Module]]) -> Mapping
         for parameter in module.parameters(recurse=False)
     }
     return {
-        id(parameter): homes[id(parameter)]
-        if uses[id(parameter)] == 1 and id(parameter) not in outside
-        else 0
+        id(parameter): homes[id(parameter)] if uses[id(parameter)] == 1 and id(parameter) not in outside else 0
         for parameter in model.parameters()
     }
 

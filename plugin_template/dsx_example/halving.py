@@ -1,9 +1,12 @@
 """Plugin `halving`: a schedule that halves the learning rate every so many updates."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Annotated
 
 from attrs import frozen
+
 from dsx.contracts import Hyper, Schedule
 from dsx.plugin import Descriptor, Fill, Part, hook, positive
 
@@ -16,18 +19,19 @@ class Options:
 
 
 class Halving(Schedule):
-    """The rate of update s is the base rate times 0.5 ** ((s - 1) // every)."""
+    """Update number s has the base rate times 0.5 ** ((s - 1) // every)."""
 
     def __init__(self, every: int) -> None:
         self._every = every
 
     def at(self, step: int, hypers: Mapping[str, Hyper]) -> Mapping[str, Hyper]:
-        factor = 0.5 ** ((step - 1) // self._every)
-        return {group: hyper.replace(lr=hyper.lr * factor) for group, hyper in hypers.items()}
+        return {name: hyper.replace(lr=hyper.lr * 0.5 ** ((step - 1) // self._every)) for name, hyper in hypers.items()}
 
 
-fills = {"schedule": Fill()}
-descriptor = Descriptor(name="halving", section="optimize", contract=1, options=Options, fills=fills)
+descriptor = Descriptor(
+    name="halving", section="optimize", contract=1, options=Options, fills={"schedule": Fill()},
+    summary="halves the learning rate every so many updates",
+)
 
 
 @hook

@@ -1,6 +1,7 @@
+from dsx_example.halving import Halving
+
 from dsx.contracts import Hyper
 from dsx.testing import check_plugin
-from dsx_example.halving import Halving
 
 
 def test_keeps_its_contract() -> None:

@@ -59,7 +59,7 @@ def find(name: str) -> type[Optimizer]:
         return known[name]
     try:
         found: Any = getattr(importlib.import_module(module), path)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise DsxError(f"there is no optimizer '{name}'", where=where, found=str(error)) from error
     if not _is_optimizer(found):
         raise DsxError(f"'{name}' is no optimizer", where=where, expected="a subclass of torch.optim.Optimizer")
@@ -104,7 +104,8 @@ def probe(make: Make, name: str, device: torch.device) -> Found:
     states = [_state(name, key, value) for key, value in trial.state.items()]
     if trial.first != list(trial.state):
         raise _refusal(name, "makes new states after its first step")
-    if not all(torch.allclose(trial.weight, other, rtol=1e-9) for other in (torch.cat(halves), matrix.flatten())):
+    others = (torch.cat(halves), matrix.flatten())
+    if not all(torch.allclose(trial.weight, other, rtol=1e-12, atol=1e-14) for other in others):
         raise _refusal(name, "is not elementwise: its update mixes elements of a parameter")
     numbers = {key: type(value) for key, value in trial.state.items() if not isinstance(value, Tensor)}
     return Found(optimizer, _hyper(optimizer), states, numbers, trial.early)

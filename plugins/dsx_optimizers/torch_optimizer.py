@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from attrs import field, frozen
 from torch import Tensor
 
@@ -36,7 +37,7 @@ class TorchOptimizer(ViewRule):
     Raises `DsxError` for a class that is not elementwise.
     """
 
-    def __init__(self, make: Make, name: str, device: Any) -> None:
+    def __init__(self, make: Make, name: str, device: torch.device) -> None:
         found = probe(make, name, device)
         self._make, self._early, self._numbers = make, found.early, found.numbers
         self._optimizer = found.optimizer

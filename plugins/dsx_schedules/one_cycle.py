@@ -2,7 +2,8 @@
 
 With U = up, D = down, the learning rate goes on straight lines from `start` before the first update to 1 at update U,
 to `final` at update U + D, and stays there: ratios of the group's own, which is the peak. Momentum goes from its
-largest value to its smallest at the peak, and back. With n stairs a phase has n levels of equal length, the last its end.
+largest value to its smallest at the peak, and back. With n stairs a phase has n levels of equal length, the last its
+end.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python tests/bench/engine_step.py [--rounds 60] [--threads 2]
 
-Both train the same GPT from the same weights on the same batches with the same kernel (torch's fused AdamW); losses must
-agree bit for bit. Printed: the median of the per-step ratios dsx / loop, and its quartiles.
+Both train the same GPT from the same weights on the same batches with the same kernel (torch's fused AdamW); losses
+must agree bit for bit. Printed: the median of the per-step ratios dsx / loop, and its quartiles.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable
 
 import torch
-from dsx_text import gpt
 from torch import Tensor
 
 import dsx
+from dsx_text import gpt
 
 SIZES = {
-    "0.8 M": dict(layers=4, width=128, heads=4, context=256),
-    "25 M": dict(layers=8, width=512, heads=8, context=256),
+    "0.8 M": {"layers": 4, "width": 128, "heads": 4, "context": 256},
+    "25 M": {"layers": 8, "width": 512, "heads": 8, "context": 256},
 }
 
 

@@ -57,9 +57,7 @@ RECIPES: Mapping[str, Recipe] = {
     "warmup_cosine": Recipe("optimize", {"warmup": 2, "final": 0.5}, rates=(0.5, 1, 0.75, 0.5)),
     "one_cycle": Recipe("optimize", {"up": 2, "start": 0.5, "final": 0.25}, rates=(0.75, 1, 0.625, 0.25)),
     "lr_range_test": Recipe("optimize", {"start": 0.5, "every": 2}, rates=(0.5, 0.75, 1.0, 1.25)),
-    "wsd": Recipe(
-        "optimize", {"warmup": 1, "decay": 2, "shape": "linear", "final": 0.5}, rates=(1, 1, 0.75, 0.5)
-    ),
+    "wsd": Recipe("optimize", {"warmup": 1, "decay": 2, "shape": "linear", "final": 0.5}, rates=(1, 1, 0.75, 0.5)),
     "bf16": Recipe("precision", half=torch.bfloat16),
     "progress": Recipe("observe"),
 }

@@ -1,5 +1,5 @@
-"""Every pair of registered plugins, and the triples of precision, optimizer and schedule: parity with plain PyTorch on two
-ranks, or a refusal that says why. The table in docs/reference/composition.md is made of what this test saw.
+"""Every pair of registered plugins, and the triples of precision, optimizer and schedule: parity with plain PyTorch on
+two ranks, or a refusal that says why. The table in docs/reference/composition.md is made of what this test saw.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def train(names: Sequence[str]) -> tuple[list[float], dict[str, Tensor]] | str:
 def combinations() -> Iterator[tuple[str, ...]]:
     yield from itertools.combinations(OURS, 1)
     yield from itertools.combinations(OURS, 2)
-    by = {kind: [n for n in OURS if n in RECIPES and getattr(RECIPES[n], kind)] for kind in ("half", "optimizer", "rates")}
+    by = {
+        kind: [n for n in OURS if n in RECIPES and getattr(RECIPES[n], kind)] for kind in ("half", "optimizer", "rates")
+    }
     yield from itertools.product(by["half"], by["optimizer"], by["rates"])
 
 
@@ -120,9 +122,9 @@ def table(outcomes: dict[tuple[str, ...], Any]) -> str:
         "",
         "<!-- written by tests/composition/test_matrix.py: DSX_WRITE_DOCS=1 make test -->",
         "",
-        f"Made by a test that trains every pair for {STEPS} updates on {WORLD} ranks, with accumulation, clipping, and a model",
-        "of odd shapes. `=` is parity with plain PyTorch, every weight within 1e-9 in float64, 1e-6 in bf16; `one` is a",
-        "refusal before the first step, because both fill a role that takes one.",
+        f"Made by a test that trains every pair for {STEPS} updates on {WORLD} ranks, with accumulation, clipping and a",
+        "model of odd shapes. `=` is parity with plain PyTorch, every weight within 1e-9 in float64, 1e-6 in bf16;",
+        "`one` is a refusal before the first step, because both fill a role that takes one.",
         "",
         "| | " + " | ".join(OURS) + " |",
         "|---" * (len(OURS) + 1) + "|",

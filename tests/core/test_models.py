@@ -177,7 +177,8 @@ class Loss(nn.Module):
     ],
 )
 def test_two_ranks_train_like_one_process(ranks, make, plain, accumulation) -> None:
-    """Case 27: one encoder called twice, recomputed or not. Case 43: several dtypes. Case 31: outputs that are no tensors."""
+    """Case 27: one encoder called twice, recomputed or not. Case 43: several dtypes. Case 31: other outputs than
+    tensors."""
     found = ranks.run(train, make, accumulation, world=2)
     model = plain()
     losses = train_plain(Loss(model), words, steps=STEPS, world=2, accumulation=accumulation)
@@ -222,9 +223,11 @@ def transformer(kind: str) -> nn.Module:
             config = transformers.LlamaConfig(**small, intermediate_size=24, max_position_embeddings=32)
             return transformers.LlamaForCausalLM(config).double()
         if kind == "gpt2":
-            config = transformers.GPT2Config(vocab_size=23, n_layer=2, n_head=2, n_embd=16, n_positions=32, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+            off = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
+            config = transformers.GPT2Config(vocab_size=23, n_layer=2, n_head=2, n_embd=16, n_positions=32, **off)
             return transformers.GPT2LMHeadModel(config).double()
-        config = transformers.T5Config(vocab_size=23, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, dropout_rate=0)
+        small = {"vocab_size": 23, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+        config = transformers.T5Config(**small, dropout_rate=0)
         return EncoderOnly(transformers.T5EncoderModel(config)).double()
 
 

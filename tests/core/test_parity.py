@@ -186,9 +186,7 @@ def test_weights_average_over_tokens(ranks, close) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     losses = []
     for step in range(4):
-        parts = [
-            tokens(step, micro, rank, 1 + (rank + micro) % 3) for micro in range(count) for rank in range(world)
-        ]
+        parts = [tokens(step, micro, rank, 1 + (rank + micro) % 3) for micro in range(count) for rank in range(world)]
         loss = model(torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
@@ -223,9 +221,7 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_weights(ranks, world, p
     found = ranks.run(overflow, world, poison, step, micro, world=world)
     model = make(torch.float32)
     kept = [at for at in range(4) if at != step]
-    train_plain(
-        model, lambda at, micro, rank: tokens(kept[at], micro, rank), steps=3, world=world, accumulation=2
-    )
+    train_plain(model, lambda at, micro, rank: tokens(kept[at], micro, rank), steps=3, world=world, accumulation=2)
     for reports, weights in found:
         assert reports == found[0][0]
         assert [stepped for stepped, *_ in reports] == [at != step for at in range(4)]

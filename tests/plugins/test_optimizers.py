@@ -199,6 +199,19 @@ class Counted(torch.optim.Optimizer):
         parameter.sub_(state["mean"], alpha=group["lr"] / state["updates"])
 
 
+class Early(Counted):
+    """Makes its states in the constructor, from the parameter."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, lr)
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter] = {"mean": parameter.detach().clone()}
+
+    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        mean = self.state[parameter]["mean"].mul_(0.9).add_(parameter.grad)
+        parameter.sub_(mean, alpha=group["lr"])
+
+
 class Restless(Counted):
     """Counts its steps in its group, for all parameters together."""
 
@@ -225,9 +238,10 @@ class Wide(Counted):
         self.state[parameter]["pair"] = torch.cat([parameter.flatten(), parameter.grad.flatten()])
 
 
-def test_an_optimizer_of_ones_own_may_keep_numbers_and_replace_tensors() -> None:
-    settings = manifest("torch_optimizer", {"name": f"{__name__}:Counted", "arguments": {"lr": 0.05}})
-    assert_same_bits(train(settings), plain(lambda parameters: Counted(parameters, lr=0.05)))
+@pytest.mark.parametrize("kind", [Counted, Early])
+def test_an_optimizer_of_ones_own_may_keep_its_states_in_its_own_way(kind: Any) -> None:
+    settings = manifest("torch_optimizer", {"name": f"{__name__}:{kind.__name__}", "arguments": {"lr": 0.05}})
+    assert_same_bits(train(settings), plain(lambda parameters: kind(parameters, lr=0.05)))
 
 
 def refused(settings: Mapping[str, Any]) -> str:

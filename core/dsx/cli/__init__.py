@@ -40,7 +40,9 @@ class Commands(click.Group):
             with formatter.section("Commands of installed packages"):
                 formatter.write_dl(others)
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         from dsx.errors import near
 
         if args and not args[0].startswith("-") and args[0] not in self.list_commands(ctx):

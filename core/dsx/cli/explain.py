@@ -63,7 +63,9 @@ def _nesting(resolved: Resolved) -> Iterator[str]:
     """Chains, outermost first."""
     chains: Sequence[tuple[Role, str]] = [
         (role, inner)
-        for role, inner in ((role, {"wrappers": "transport", "activations": "forward"}.get(role.name)) for role in BUILD_ORDER)
+        for role, inner in (
+            (role, {"wrappers": "transport", "activations": "forward"}.get(role.name)) for role in BUILD_ORDER
+        )
         if inner
     ]
     for role, inner in chains:

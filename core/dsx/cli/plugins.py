@@ -55,5 +55,5 @@ def check(name: str) -> None:
 
 
 def _default(field: attrs.Attribute[Any]) -> Any:
-    made = isinstance(field.default, attrs.Factory) and not field.default.takes_self  # type: ignore[arg-type]
-    return field.default.factory() if made else field.default  # type: ignore[union-attr]
+    factory = getattr(field.default, "factory", None)
+    return factory() if factory is not None else field.default

@@ -1,18 +1,18 @@
 """What parts work on: units, flat parameters, shards, pieces, and the job of one update.
 
 All of it is index arithmetic over frozen objects. A *flat parameter* lays the parameters of one unit, dtype and
-`requires_grad` end to end in one buffer; a *segment* is one parameter in flat coordinates; a *shard* is the slice of a flat
-parameter that a rank updates; a *piece* is what a rule is given at a time.
+`requires_grad` end to end in one buffer; a *segment* is one parameter in flat coordinates; a *shard* is the slice of a
+flat parameter that a rank updates; a *piece* is what a rule is given at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor, nn
 
 ALIGNMENT = 32
@@ -93,8 +93,8 @@ class Unit:
 class Shard:
     """The slice [start, stop) of a flat parameter that this rank updates.
 
-    owned  the 1/N of the flat parameter that this rank counts in sums over all ranks, and saves; equal to the shard where
-           the optimizer is sharded
+    owned  the 1/N of the flat parameter that this rank counts in sums over all ranks, and saves; equal to the shard
+           where the optimizer is sharded
     """
 
     flat: Flat
@@ -111,7 +111,8 @@ class Shard:
         return Piece(self, self.start, self.stop)
 
 
-class Run(NamedTuple):
+@frozen
+class Run:
     """Consecutive elements of a piece that are updated with the same numbers.
 
     where  slice in the piece's own coordinates
@@ -124,6 +125,10 @@ class Run(NamedTuple):
     hyper: Hyper
     step: int
     index: int
+
+    def joins(self, other: Run) -> bool:
+        """Whether `other` begins where this ends, with the same numbers."""
+        return self.where.stop == other.where.start and (self.hyper, self.step) == (other.hyper, other.step)
 
 
 @frozen(eq=False)
@@ -148,8 +153,8 @@ class Piece:
             if start >= stop or not job.used[segment.index]:
                 continue
             run = Run(slice(start, stop), job.hypers[segment.group], job.steps[segment.index], segment.index)
-            if merge and pending and pending.where.stop == start and pending[1:3] == run[1:3]:
-                pending = pending._replace(where=slice(pending.where.start, stop))
+            if merge and pending and pending.joins(run):
+                pending = evolve(pending, where=slice(pending.where.start, stop))
                 continue
             if pending:
                 yield pending
@@ -196,7 +201,7 @@ class Hyper(Mapping[str, Any]):
         return isinstance(other, Hyper) and dict(self) == dict(other)
 
     def __hash__(self) -> int:
-        return hash(tuple(self._values.items()))
+        return hash(frozenset(self._values.items()))
 
     def __repr__(self) -> str:
         return f"Hyper({', '.join(f'{name}={value!r}' for name, value in self.items())})"

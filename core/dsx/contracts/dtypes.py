@@ -31,7 +31,8 @@ class Dtypes:
     def accumulate(self, dtype: torch.dtype, accumulation: int) -> torch.dtype:
         """Dtype in which gradients of parameters in `dtype` add up over `accumulation` micro-batches.
 
-        Sums over micro-batches are kept in at least fp32: in bf16, two of them put a weight off by up to 1.9e-2 in 6 steps.
+        Sums over micro-batches are kept in at least fp32: in bf16, two of them put a weight off by up to 1.9e-2 in 6
+        steps.
         """
         return at_least_fp32(dtype) if accumulation > 1 else dtype
 

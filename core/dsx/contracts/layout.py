@@ -105,7 +105,9 @@ class Layout(Protocol):
         """Whole parameters within the context; with `modify`, edits reach the authoritative weights."""
 
     def logical(self, name: str) -> Iterator[tuple[str, Tensor]]:
-        """(parameter name, whole tensor in its own shape) of state `name` ("weight": the authoritative weights).
+        """(parameter name, whole tensor) of state `name` ("weight": the authoritative weights).
+
+        In the parameter's own shape; 0-dim for a state of one number for each parameter.
 
         Entered by all ranks together; one parameter whole at a time.
         """

@@ -1,4 +1,5 @@
-"""Role `rule` (one filler): the optimizer's arithmetic. Role `groups` (one filler): which parameter has which numbers."""
+"""Role `rule` (one filler): the optimizer's arithmetic. Role `groups` (one filler): which parameter has which
+numbers."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ class Rule:
     hyper         base hyperparameters; groups may change them, schedules multiply them
 
     The gradient is read as `clamp(grad * multiplier, ± clip_value)`, and is the rule's to overwrite in its last read.
-    Writes `master`, its states, and `param`, which may be `master` itself, the live slice or a staging buffer. Touches the
-    runs of a piece only. An element's bits do not depend on how the shard was cut into pieces.
+    Writes `master`, its states, and `param`, which may be `master` itself, the live slice or a staging buffer. Touches
+    the runs of a piece only. An element's bits do not depend on how the shard was cut into pieces.
     """
 
     states: Sequence[State] = ()
@@ -67,14 +68,19 @@ class Rule:
 class ViewRule(Rule):
     """Base of elementwise rules over one kernel call for lists of tensors, one view for each parameter.
 
-    torch's kernels round vector tails differently, so an element's bits depend on where its tensor starts: a parameter is
-    therefore given whole, as a plain PyTorch optimizer would see it.
+    torch's kernels round vector tails differently, so an element's bits depend on where its tensor starts: a parameter
+    is therefore given whole, as a plain PyTorch optimizer would see it.
     """
 
     whole = True
 
     def apply(
-        self, weights: list[Tensor], grads: list[Tensor], states: Mapping[str, list[Tensor]], steps: list[int], hyper: Hyper
+        self,
+        weights: list[Tensor],
+        grads: list[Tensor],
+        states: Mapping[str, list[Tensor]],
+        steps: list[int],
+        hyper: Hyper,
     ) -> None:
         """Update `weights` (1-D, master dtype) in place from `grads` (same dtype, multiplied and clamped).
 

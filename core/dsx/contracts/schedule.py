@@ -13,7 +13,7 @@ class Schedule:
     def at(self, step: int, hypers: Mapping[str, Hyper]) -> Mapping[str, Hyper]:
         """Hyperparameters of update number `step` (from 1), by group.
 
-        A pure function of the step: factors on each group's own base values, so groups keep their proportions and a resumed
-        run needs no state.
+        A pure function of the step: factors on each group's own base values, so groups keep their proportions and a
+        resumed run needs no state.
         """
         return hypers

@@ -10,8 +10,8 @@ from dsx.contracts.data import Job
 class Stepper(Protocol):
     """What a stepper promises. Core's null part is `dsx.defaults.inline.Inline`.
 
-    One that updates elsewhere or later needs `rule.silent`. A delayed one takes the gradients, writes parameters to staging
-    (never the live buffer, which would be torn), and copies and publishes them in `settle`.
+    One that updates elsewhere or later needs `rule.silent`. A delayed one takes the gradients, writes parameters to
+    staging (never the live buffer, which would be torn), and copies and publishes them in `settle`.
     """
 
     def settle(self) -> None:

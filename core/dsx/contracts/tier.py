@@ -10,8 +10,8 @@ from torch import Tensor
 class Store:
     """States by (key of a flat parameter, name), as parts see them.
 
-    What `fetch` returns is borrowed until `put`: exactly one borrower, one `put`. Errors of asynchronous writes are raised
-    by the next call on that key and at `drain`.
+    What `fetch` returns is borrowed until `put`: exactly one borrower, one `put`. Errors of asynchronous writes are
+    raised by the next call on that key and at `drain`.
     """
 
     def create(self, key: str, name: str, tensor: Tensor) -> None:
@@ -59,7 +59,8 @@ class Tier(Store):
         self._tensors: dict[tuple[str, str], Tensor] = {}
 
     def claims(self, name: str, resident: bool) -> bool:
-        """Whether states called `name` rest here. `resident` ones are held in place by the layout and cannot be claimed."""
+        """Whether states called `name` rest here. `resident` ones are held in place by the layout and cannot be
+        claimed."""
         return True
 
     def create(self, key: str, name: str, tensor: Tensor) -> None:

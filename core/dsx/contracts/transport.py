@@ -1,4 +1,5 @@
-"""Roles `transport` (one filler) and `wrappers` (a chain, outermost first in manifest order): moves tensors between ranks."""
+"""Roles `transport` (one filler) and `wrappers` (a chain, outermost first in manifest order): moves tensors between
+ranks."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ import torch
 from torch import Tensor
 
 Channel = Literal["gather", "reduce", "rule", "vote", "admin"]
-"""Separate sequences of operations. Within one, every rank issues the same operations in the same order; between channels
-the order is free. On a single one, a branch taken by one rank would silently swap two messages."""
+"""Separate sequences of operations. Within one, every rank issues the same operations in the same order; between
+channels the order is free. On a single one, a branch taken by one rank would silently swap two messages."""
 
 Purpose = Literal["gather", "publish", "reduce", "state", "rule", "vote", "admin"]
 """What an operation is for: counters and codecs select by it. `vote`, `state` and `admin` are never altered."""
@@ -82,7 +83,8 @@ class Transport:
         return Handle()
 
     def allocate(self, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A buffer [size] that this transport moves best (pinned, registered, shared); lives as long as its last reference."""
+        """A buffer [size] that this transport moves best (pinned, registered, shared); lives as long as its last
+        reference."""
         return torch.zeros(size, dtype=dtype, device=device)
 
     def split(self, ranks: Sequence[int]) -> Transport:

@@ -1,5 +1,5 @@
-"""Core's own first version of every part: together they are a complete trainer, the same as a plain PyTorch loop with data
-parallelism. It is the reference that every other part is compared with."""
+"""Core's own first version of every part: together they are a complete trainer, the same as a plain PyTorch loop with
+data parallelism. It is the reference that every other part is compared with."""
 
 from __future__ import annotations
 

@@ -17,7 +17,12 @@ class AdamW(ViewRule):
     hyper = Hyper(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2)
 
     def apply(
-        self, weights: list[Tensor], grads: list[Tensor], states: Mapping[str, list[Tensor]], steps: list[int], hyper: Hyper
+        self,
+        weights: list[Tensor],
+        grads: list[Tensor],
+        states: Mapping[str, list[Tensor]],
+        steps: list[int],
+        hyper: Hyper,
     ) -> None:
         counts = list(torch.tensor(steps, dtype=torch.float32, device=weights[0].device).unbind())
         torch._fused_adamw_(

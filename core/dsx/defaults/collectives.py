@@ -1,7 +1,9 @@
-"""The null transport of several processes: torch.distributed, with an exchange of our own where gloo has none worth using.
+"""The null transport of several processes: torch.distributed, with an exchange of our own where gloo has none worth
+using.
 
-gloo's reduce_scatter moves the bytes of an all_reduce, and its all_reduce of 16-bit tensors adds up in 16 bits. Both are
-replaced by an exchange of shards: each rank sends each other rank its slice, and sums what it got in rank order, in fp32.
+gloo's reduce_scatter moves the bytes of an all_reduce, and its all_reduce of 16-bit tensors adds up in 16 bits. Both
+are replaced by an exchange of shards: each rank sends each other rank its slice, and sums what it got in rank order, in
+fp32.
 """
 
 from __future__ import annotations
@@ -87,7 +89,8 @@ class Collectives(Transport):
         finish: Callable[[], object] | None = None,
         tag: int | None = None,
     ) -> Handle:
-        """Every pair of ranks swaps a tensor. Receives are posted before sends: the other order halves a slow link's rate."""
+        """Every pair of ranks swaps a tensor. Receives are posted before sends: the other order halves a slow link's
+        rate."""
         group, tag = self._groups[channel], self._tag(channel) if tag is None else tag
         others = [(self.rank + step) % self.world for step in range(1, self.world)]
         ins = [tensor.contiguous() for tensor in ins]

@@ -1,9 +1,10 @@
-"""The null layout: every rank holds all parameters, gradients and states; gradients are averaged in buckets, during backward.
+"""The null layout: every rank holds all parameters, gradients and states; gradients are averaged in buckets, during
+backward.
 
-A bucket is a run of flat parameters whose gradients share one buffer. It is sent when the last gradient of its parameters
-has arrived, in an order that is the same on every rank: rank 0's of the first step. What arrives after its bucket was sent
-(a second backward, a branch that other ranks did not take) waits in a side buffer, and the vote makes all ranks send that
-bucket's rest together.
+A bucket is a run of flat parameters whose gradients share one buffer. It is sent when the last gradient of its
+parameters has arrived, in an order that is the same on every rank: rank 0's of the first step. What arrives after its
+bucket was sent (a second backward, a branch that other ranks did not take) waits in a side buffer, and the vote makes
+all ranks send that bucket's rest together.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Replicated:
     def __init__(self, ctx: Context, bucket_bytes: int = BUCKET_BYTES) -> None:
         self._transport, self._guard, self._store = ctx.transport, ctx.guard, ctx.store
         self._rank, self._world = ctx.plan.rank, ctx.plan.world
+        self._scalars = {state.name for state in ctx.rule.states if state.shape == "segment"}
         self.units: Sequence[Unit] = ctx.flatten(limit_bytes=bucket_bytes)
         flats = [flat for unit in self.units for flat in unit.flats if flat.trainable]
         self.shards = [Shard(flat, 0, flat.size, flat.part(self._rank, self._world)) for flat in flats]
@@ -274,10 +276,7 @@ class Replicated:
             stored = "master" if name == "weight" and "master" in held else name
             inside = stored in held
             source = self._store.fetch(flat.key, [stored])[stored] if inside else self._live[flat.key]
-            for segment in flat.segments:
-                yield segment.name, segment.view(source)
+            for number, segment in enumerate(flat.segments):
+                yield segment.name, source[number] if name in self._scalars else segment.view(source)
             if inside:
                 self._store.put(flat.key, [])
-
-
-

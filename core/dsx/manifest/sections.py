@@ -97,8 +97,9 @@ def _keys(cls: type) -> list[str]:
     return [key for key in keys_of(cls) if not (issubclass(cls, Section) and key in ("name", "tables"))]
 
 
-def _read_target(name: str, table: Mapping[str, Any], cls: type) -> tuple[Target | None, list[Problem]]:
+def _read_target(name: str, table: Mapping[str, Any], cls: type[Any]) -> tuple[Target | None, list[Problem]]:
     (key,) = _keys(cls)
+    target: Any
     target, problems = structure({key: table[key]} if key in table else {}, cls, name)
     if target is None:
         return None, problems

@@ -1,7 +1,7 @@
 """Samples of a source, dealt to ranks and micro-batches.
 
-A source is anything with a length and `[i] -> sample`, or an iterable. It may have `held_out`, another source to evaluate
-on, and `sample(model) -> str`, a text that shows what the model has learnt.
+A source is anything with a length and `[i] -> sample`, or an iterable. It may have `held_out`, another source to
+evaluate on, and `sample(model) -> str`, a text that shows what the model has learnt.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Fetch = Callable[[int], Any]
 class Batches:
     """Micro-batches of each update for one rank.
 
-    The samples of update s are those with global indices [s * global, (s + 1) * global); micro-batch m of rank r has the
-    m-th stretch of micro * world of them, r-th part.
+    The samples of update s are those with global indices [s * global, (s + 1) * global); micro-batch m of rank r has
+    the m-th stretch of micro * world of them, r-th part.
     """
 
     def __init__(
@@ -57,7 +57,8 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, Mapping):
         return {name: to_device(value, device) for name, value in batch.items()}
     if isinstance(batch, (tuple, list)):
-        return type(batch)(to_device(value, device) for value in batch)
+        moved = [to_device(value, device) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
     return batch
 
 
@@ -91,14 +92,17 @@ def _streamed(source: Any) -> Fetch:
 
     def fetch(index: int) -> Any:
         nonlocal stream, position
+        if index < position:
+            stream, position = iter(source), 0
+        anew = False
         while True:
-            fresh = position
             for sample in stream:
+                anew = False
                 position += 1
                 if position == index + 1:
                     return sample
-            if position == fresh:
+            if anew:
                 raise DsxError("the data source ended, and began no second time", where="data.source")
-            stream = iter(source)
+            stream, anew = iter(source), True
 
     return fetch

@@ -12,11 +12,13 @@ from dsx.engine import Engine, forward
 from dsx.run.data import collate
 
 
-def evaluate(engine: Engine, source: Any, *, micro: int, device: torch.device, samples: int | None = None) -> Evaluation:
+def evaluate(
+    engine: Engine, source: Any, *, micro: int, device: torch.device, samples: int | None = None
+) -> Evaluation:
     """Evaluate on the first `samples` (None: all) of `source`, dealt to the ranks in turn.
 
-    Every rank makes the same number of forwards, so that layouts which gather parameters stay in step; a rank that has run
-    out repeats a sample at weight 0.
+    Every rank makes the same number of forwards, so that layouts which gather parameters stay in step; a rank that has
+    run out repeats a sample at weight 0.
     """
     started = time.perf_counter()
     transport, model = engine.program.transport, engine.model
@@ -31,7 +33,9 @@ def evaluate(engine: Engine, source: Any, *, micro: int, device: torch.device, s
             indices = [index for index in range(begin, begin + micro) if index < count]
             batch = collate([source[index] for index in indices or [0]], device)
             loss = _loss(forward(engine, batch))
-            total += torch.stack([loss.double() * len(indices), torch.tensor(float(len(indices)), device=device).double()])
+            total += torch.stack(
+                [loss.double() * len(indices), torch.tensor(float(len(indices)), device=device).double()]
+            )
     model.train(training)
     transport.all_reduce(total, "sum", channel="admin", purpose="admin").wait()
     return Evaluation(engine.steps, (total[0] / total[1]).item(), count, time.perf_counter() - started)

@@ -84,7 +84,9 @@ def check(settings: Manifest, overwrite: bool) -> int:
         if value is None
     ]
     if missing:
-        raise DsxError(f"`dsx run` needs {', '.join(missing)}", where=str(settings.path), remedy="`dsx init` writes a start")
+        raise DsxError(
+            f"`dsx run` needs {', '.join(missing)}", where=str(settings.path), remedy="`dsx init` writes a start"
+        )
     weights = settings.run.folder / WEIGHTS
     if weights.exists() and not overwrite:
         raise DsxError(
@@ -95,9 +97,7 @@ def check(settings: Manifest, overwrite: bool) -> int:
     return settings.run.steps or 0
 
 
-def _train(
-    engine: Engine, settings: Manifest, source: Any, batch: Batch, steps: int, device: torch.device
-) -> Summary:
+def _train(engine: Engine, settings: Manifest, source: Any, batch: Batch, steps: int, device: torch.device) -> Summary:
     transport, observers = engine.program.transport, engine.program.observers
     micro = batch.micro or 1
     batches = Batches(

@@ -9,9 +9,9 @@ _ROUNDS = 6
 def shuffled(index: int, length: int, seed: int) -> int:
     """The sample at global `index` of an endless sequence of epochs, each a permutation of range(length) of its own.
 
-    A Feistel network over the next even number of bits, walked until it lands inside (Black & Rogaway 2002, "Ciphers with
-    arbitrary finite domains"): no permutation is stored, and any index is reached at once, so a resumed run, or one on
-    another world size, sees the same samples.
+    A Feistel network over the next even number of bits, walked until it lands inside (Black & Rogaway 2002, "Ciphers
+    with arbitrary finite domains"): no permutation is stored, and any index is reached at once, so a resumed run, or
+    one on another world size, sees the same samples.
     """
     epoch, place = divmod(index, length)
     half = max(1, ((length - 1).bit_length() + 1) // 2)

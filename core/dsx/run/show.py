@@ -27,7 +27,12 @@ def text(summary: Summary, manifest: str) -> str:
         lines.append(f"skipped steps  {summary.skips}, their gradients were not finite")
     lines.append(f"weights        {summary.weights}")
     if summary.sample:
-        lines += ["", "The model continues a held-out text:", "", *(f"    {line}" for line in summary.sample.splitlines())]
+        lines += [
+            "",
+            "The model continues a held-out text:",
+            "",
+            *(f"    {line}" for line in summary.sample.splitlines()),
+        ]
     lines += [
         "",
         "What to try next:",

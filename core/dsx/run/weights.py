@@ -16,8 +16,8 @@ from dsx.units import plain
 def save_weights(engine: Engine, path: Path) -> None:
     """Write every authoritative weight and buffer under its first name; entered by all ranks, written by rank 0.
 
-    Other names of tied weights are in the file's metadata, under "tied": {name: first name}. The file appears whole or not
-    at all.
+    Other names of tied weights are in the file's metadata, under "tied": {name: first name}. The file appears whole or
+    not at all.
     """
     writes = engine.program.transport.rank == 0
     tensors: dict[str, Tensor] = {}

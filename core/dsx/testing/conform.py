@@ -5,8 +5,8 @@
     def test_halving(ranks):
         check_plugin("halving", {"every": 2}, ranks=ranks)
 
-It loads the plugin as a run would, trains a model of odd shapes with it, and checks what the contracts of its roles say.
-What is broken is an AssertionError in words.
+It loads the plugin as a run would, trains a model of odd shapes with it, and checks what the contracts of its roles
+say. What is broken is an AssertionError in words.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def check_plugin(
     options    its table; {} and None are its defaults
     beside     what else the manifest has, for a plugin that needs others
     ranks      the pool of the fixture `ranks`: adds two-rank runs; without it, one rank only
-    tolerance  how far two ranks may be from one rank with the same samples; None: 1e-9 where parameters stay in fp64, 2e-2
-               where they do not
+    tolerance  how far two ranks may be from one rank with the same samples; None: 1e-9 where parameters stay in fp64,
+               2e-2 where they do not
     plugins    carriers of plugins that no package registers, as for `dsx.prepare`
 
     Raises AssertionError, or the `DsxError` that a run would end with.
@@ -63,7 +63,10 @@ def check_plugin(
     first, losses, start = _train(make, tables, plugins)
     second, again, _ = _train(make, tables, plugins)
     _say(losses == again, f"'{name}' is not deterministic: two runs gave {losses} and {again}")
-    _say(distance(_weights(second), _weights(first)) == 0, f"'{name}' is not deterministic: two runs end in other weights")
+    _say(
+        distance(_weights(second), _weights(first)) == 0,
+        f"'{name}' is not deterministic: two runs end in other weights",
+    )
     _say(all(math.isfinite(loss) for loss in losses), f"'{name}' makes the loss {losses}")
     _check_untouched(name, first, start)
     _check_skip(name, first)
@@ -83,7 +86,7 @@ def _check_descriptor(plugin: Plugin) -> None:
     options = plugin.descriptor.options
     _say(options is None or attrs.has(options), f"the options of '{plugin.name}' are no attrs class")
     if options is not None:
-        frozen = options.__setattr__ is not object.__setattr__ and "_frozen" in options.__setattr__.__name__
+        frozen = "_frozen" in options.__setattr__.__name__
         _say(frozen, f"the options class of '{plugin.name}' is not frozen: use attrs.frozen")
     _say(bool(plugin.descriptor.summary), f"'{plugin.name}' has no summary for `dsx plugins check`")
 
@@ -114,7 +117,9 @@ def _train(
     return engine, _steps(engine, range(STEPS), lambda step, micro: [tokens(step, micro, 0)]), start
 
 
-def _steps(engine: Engine, steps: Sequence[int], data: Callable[[int, int], list[tuple[Tensor, Tensor]]]) -> list[float]:
+def _steps(
+    engine: Engine, steps: Sequence[int], data: Callable[[int, int], list[tuple[Tensor, Tensor]]]
+) -> list[float]:
     losses = []
     for step in steps:
         for micro in range(engine.accumulation):

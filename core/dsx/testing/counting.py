@@ -14,8 +14,8 @@ from dsx.plugin import Context, Descriptor, Fill, Part, hook
 class Counting(TransportWrapper):
     """Counts calls and the bytes that an optimal algorithm sends from this rank.
 
-    all_gather, reduce_scatter (N - 1)/N of the whole; all_reduce twice that; all_to_all what goes to others; broadcast the
-    whole, once for each other rank, at the root.
+    all_gather, reduce_scatter (N - 1)/N of the whole; all_reduce twice that; all_to_all what goes to others; broadcast
+    the whole, once for each other rank, at the root.
 
     bytes, calls  by purpose
     """
@@ -62,7 +62,11 @@ class CountingPlugin:
     """For `dsx.prepare(..., plugins={"counting": CountingPlugin()})` with "counting" in [communicate]."""
 
     descriptor = Descriptor(
-        name="counting", section="communicate", contract=1, fills={"wrappers": Fill()}, summary="counts bytes by purpose"
+        name="counting",
+        section="communicate",
+        contract=1,
+        fills={"wrappers": Fill()},
+        summary="counts bytes by purpose",
     )
 
     @hook

@@ -1,4 +1,5 @@
-"""A small model with everything that breaks trainers: ties, frozen, unused and empty parameters, odd shapes, a side branch."""
+"""A small model with everything that breaks trainers: ties, frozen, unused and empty parameters, odd shapes, a side
+branch."""
 
 from __future__ import annotations
 
@@ -16,13 +17,19 @@ class Block(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 3 * width + 1), nn.Linear(3 * width + 1, width)
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 3 * width + 1),
+            nn.Linear(3 * width + 1, width),
+        )
         self.side = nn.Linear(width, width, bias=False)
         self.gain = nn.Parameter(torch.ones(()))
 
     def forward(self, hidden: Tensor, side: bool = False) -> Tensor:
-        out = hidden + self.gain * self.down(functional.gelu(self.up(self.norm(hidden))))
-        return out + self.side(hidden) if side else out
+        out: Tensor = hidden + self.gain * self.down(functional.gelu(self.up(self.norm(hidden))))
+        if side:
+            out = out + self.side(hidden)
+        return out
 
 
 class Tangle(nn.Module):
@@ -72,8 +79,9 @@ class SelfAttention(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         batch, length, width = hidden.shape
         q, k, v = self.project(hidden).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind()
-        out = self.attend(q, k, v, causal=True)
-        return self.out(out.transpose(1, 2).reshape(batch, length, width))
+        heads = self.attend(q, k, v, causal=True)
+        out: Tensor = self.out(heads.transpose(1, 2).reshape(batch, length, width))
+        return out
 
 
 def dense(

@@ -42,7 +42,10 @@ def check_guard(engine: Engine) -> None:
         for size in (0, 1, 15, 16, 17, 4097):
             tensor = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
             found, right = squares(tensor).item(), tensor.double().square().sum().item()
-            _say(math.isclose(found, right, rel_tol=1e-4, abs_tol=1e-12), f"squares of {size} {dtype}: {found}, not {right}")
+            _say(
+                math.isclose(found, right, rel_tol=1e-4, abs_tol=1e-12),
+                f"squares of {size} {dtype}: {found}, not {right}",
+            )
             for bad in (math.inf, -math.inf, math.nan):
                 if size:
                     tensor[size // 2] = bad
