@@ -106,7 +106,10 @@ class Engine:
         self._micro, self._weights, self._loss = 0, [], None
         if weight == 0:
             program.layout.reset()
-            raise DsxError("step() without a backward on any rank", remedy="call engine.backward(loss) before it")
+            raise DsxError(
+                "step() without a backward on any rank",
+                remedy="call engine.backward(loss) before it, with a weight above 0",
+            )
         norm = math.sqrt(outcome.squares) / scale / weight if outcome.squares >= 0 else math.nan
         finite = math.isfinite(norm)
         program.scaler.update(finite)

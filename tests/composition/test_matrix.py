@@ -122,7 +122,7 @@ def table(outcomes: dict[tuple[str, ...], Any]) -> str:
         "",
         "<!-- written by tests/composition/test_matrix.py: DSX_WRITE_DOCS=1 make test -->",
         "",
-        f"Made by a test that trains every pair for {STEPS} updates on {WORLD} ranks, with accumulation, clipping and a",
+        f"Made by a test that trains every pair for {STEPS} updates on {WORLD} ranks, with accumulation, clipping, a",
         "model of odd shapes. `=` is parity with plain PyTorch, every weight within 1e-9 in float64, 1e-6 in bf16;",
         "`one` is a refusal before the first step, because both fill a role that takes one.",
         "",

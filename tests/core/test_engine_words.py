@@ -142,7 +142,7 @@ def test_a_step_without_a_backward_is_refused(engine: dsx.Engine) -> None:
     assert not engine.step().stepped
     with pytest.raises(DsxError, match=r"step\(\) without a backward on any rank") as caught:
         engine.step()
-    assert caught.value.remedy == "call engine.backward(loss) before it"
+    assert caught.value.remedy == "call engine.backward(loss) before it, with a weight above 0"
     assert engine.steps == 0
     assert all(torch.equal(weight, before[name]) for name, weight in engine.weights())
 

@@ -108,7 +108,7 @@ def test_ranks_train_like_one_process(ranks, world, accumulation, clip_norm, dty
 @pytest.mark.parametrize("world", [2, 3])
 def test_a_branch_that_one_rank_takes_is_zeros_elsewhere(ranks, world, side, accumulation) -> None:
     """Case 29. The branch's parameters arrive late on one rank once all ranks have learnt not to wait for them."""
-    choices = {"dtype": torch.float64, "accumulation": accumulation, "side": side}
+    choices = {"dtype": torch.float64, "accumulation": accumulation, "side": side, "clip_norm": 0.5}
     found = ranks.run(on_rank, world, world=world, **choices)
     losses, weights = expected(world, **choices)
     for rank_losses, rank_weights in found:
@@ -135,14 +135,14 @@ def late_backward(world: int, backwards: int) -> tuple[list[float], dict[str, to
     """Several losses of one micro-batch; rank 0 makes one backward more than the others."""
     rank = torch.distributed.get_rank()
     model = make(torch.float64)
-    engine = dsx.prepare(model)
-    losses = []
+    engine = dsx.prepare(model, {"optimize": {"clip_norm": 0.5}})
+    norms = []
     for step in range(4):
         for number in range(backwards + (rank == 0)):
             engine.backward(engine(*tokens(step, number, rank)))
         report = engine.step()
-        losses.append(report.loss)
-    return losses, weights_of(model)
+        norms.append(report.norm)
+    return norms, weights_of(model)
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -151,13 +151,16 @@ def test_several_backwards_before_a_step_add_up(ranks, world, backwards) -> None
     found = ranks.run(late_backward, world, backwards, world=world)
     model = make(torch.float64)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    norms = []
     for step in range(4):
         for rank in range(world):
             for number in range(backwards + (rank == 0)):
                 (model(*tokens(step, number, rank)) / world).backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5).item())
         optimizer.step()
         optimizer.zero_grad()
-    for _, weights in found:
+    for rank_norms, weights in found:
+        assert largest(rank_norms, norms) < 1e-9
         assert distance(weights, weights_of(model)) < 1e-9
 
 
