@@ -20,7 +20,7 @@ quickstart: $(VENV)/.ready ## install, then train a small GPT on Python's own so
 	@printf '\nThe command dsx is in %s/bin; to have it at hand:  . %s/bin/activate\n' '$(VENV)' '$(VENV)'
 
 test: $(VENV)/.ready-test ## run the test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)  # the ranks of a test share the cores
+	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.ready-lint ## ruff
 	$(BIN)/ruff check .

@@ -2,7 +2,8 @@
 
     python tests/bench/import_time.py [RUNS]
 
-The package is copied and compiled first, as an installed one is: an editable one compiles its sources at every import
+torch's objects are frozen after its import: the collector looks at all of them now and then, some 80 ms, in whatever
+import it happens to start. The package is copied and compiled first, as an installed one is: an editable one compiles its sources at every import
 where PYTHONDONTWRITEBYTECODE is set.
 """
 
@@ -22,9 +23,10 @@ CORE = Path(__file__).parents[2] / "core"
 LIMIT_MS = 50.0
 
 _PROGRAM = """
-import time
+import gc, time
 times = [time.perf_counter()]
 import torch
+gc.freeze()
 times.append(time.perf_counter())
 import dsx
 times.append(time.perf_counter())
@@ -56,8 +58,8 @@ def main(runs: int) -> None:
     torch_s, dsx_s, prepare_s = (statistics.median(times) for times in zip(*measure(runs), strict=True))
     ratio = (torch_s + dsx_s + prepare_s) / torch_s
     print(f"import torch    {torch_s * 1e3:8.1f} ms")
-    print(f"import dsx      {dsx_s * 1e3:8.1f} ms more, {LIMIT_MS:.0f} wanted at most")
-    print(f"dsx.prepare     {prepare_s * 1e3:8.1f} ms more")
+    print(f"import dsx      {dsx_s * 1e3:8.1f} ms more")
+    print(f"dsx.prepare     {prepare_s * 1e3:8.1f} ms more, {LIMIT_MS:.0f} wanted at most")
     print(f"all together    {ratio:8.2f} times torch alone")
 
 

@@ -33,12 +33,14 @@ def text(summary: Summary, manifest: str) -> str:
             "",
             *(f"    {line}" for line in summary.sample.splitlines()),
         ]
-    lines += [
-        "",
-        "What to try next:",
-        f"  dsx explain {manifest}                         who does what in this run, and why",
-        f"  dsx run {manifest} --nproc 2 --overwrite       the same on two ranks",
-        f"  dsx run {manifest} --overwrite --set model.layers=6   any key can be set from here",
-        "  dsx plugins                                  what else is installed",
-    ]
+    lines += ["", "What to try next:", *(f"  {command}\n      {what}" for command, what in _next(manifest))]
     return "\n".join(lines)
+
+
+def _next(manifest: str) -> list[tuple[str, str]]:
+    return [
+        (f"dsx explain {manifest}", "who does what in this run, and why"),
+        (f"dsx run {manifest} --nproc 2 --overwrite", "the same on two ranks"),
+        (f"dsx run {manifest} --overwrite --set run.seed=1", "any key can be set from here"),
+        ("dsx plugins", "what else is installed"),
+    ]
