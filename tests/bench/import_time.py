@@ -3,8 +3,8 @@
     python tests/bench/import_time.py [RUNS]
 
 torch's objects are frozen after its import: the collector looks at all of them now and then, some 80 ms, in whatever
-import it happens to start. The package is copied and compiled first, as an installed one is: an editable one compiles its sources at every import
-where PYTHONDONTWRITEBYTECODE is set.
+import it happens to start. The package is copied and compiled first, as an installed one is: an editable one compiles
+its sources at every import where PYTHONDONTWRITEBYTECODE is set.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,24 +10,49 @@ import pytest
 import torch
 from attrs import define, frozen
 
-from dsx.contracts import Attend, Attention, Dtypes, Guard, Hyper, Observer, Rule, Scaler, Schedule, Site, State
+import dsx
+from dsx.contracts import (
+    Attend,
+    Attention,
+    Dtypes,
+    Guard,
+    Handle,
+    Hyper,
+    Observer,
+    Rule,
+    Scaler,
+    Schedule,
+    Site,
+    State,
+    Tier,
+    TransportWrapper,
+)
 from dsx.contracts.data import Job, Piece
 from dsx.plugin import Descriptor, Fill, Part, hook
 from dsx.testing import CountingPlugin, check_plugin, refuses
-from dsx.testing.models import dense
+from dsx.testing.models import Tangle, dense
+from dsx.testing.roles import ROLE_CHECKS, check_transport
 
 
-def carrier(role: str, section: str, make: Any, **choices: Any) -> dict[str, Any]:
-    """A plugin "mine" that fills one role."""
+class Mine:
+    """A plugin "mine" that fills one role, by reference, so that it can be sent to ranks."""
 
-    def parts(options: Any, plan: Any) -> Iterable[Part]:
-        return [Part(role, lambda ctx: make())]
+    def __init__(self, role: str, section: str, make: Any, options: Any = None) -> None:
+        self._arguments = (role, section, make, options)
+        fills = {role: Fill()}
+        self.descriptor = Descriptor("mine", section, 1, fills, options, "of a test")  # type: ignore[arg-type]
 
-    parts.__name__ = f"dsx_{section}"
-    descriptor = Descriptor(
-        name="mine", section=section, contract=1, fills={role: Fill()}, summary="of a test", **choices
-    )
-    return {"mine": type("Mine", (), {"descriptor": descriptor, f"dsx_{section}": staticmethod(hook(parts))})()}
+        def parts(options: Any, plan: Any) -> Iterable[Part]:
+            return [Part(role, lambda ctx: make())]
+
+        setattr(self, f"dsx_{section}", hook(parts))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Mine, self._arguments
+
+
+def carrier(role: str, section: str, make: Any, options: Any = None) -> dict[str, Any]:
+    return {"mine": Mine(role, section, make, options)}
 
 
 class Descent(Rule):
@@ -141,7 +167,7 @@ class Single(Dtypes):
         return torch.float32
 
     def master(self, dtype: torch.dtype, source: torch.dtype) -> torch.dtype:
-        return source
+        return torch.promote_types(dtype, source)
 
 
 def test_dtypes_with_masters() -> None:
@@ -197,6 +223,82 @@ def test_the_options_must_be_frozen() -> None:
 
 def test_a_wrapper(ranks) -> None:
     check_plugin("counting", plugins={"counting": CountingPlugin()}, ranks=ranks)
+
+
+class Doubling(TransportWrapper):
+    """Loses a factor on reductions."""
+
+    def all_reduce(self, tensor: torch.Tensor, op: Any = "mean", *, channel: Any, purpose: Any) -> Any:
+        handle = super().all_reduce(tensor, op, channel=channel, purpose=purpose)
+        if purpose != "admin":
+            return handle
+        handle.wait()
+        tensor.mul_(2)
+        return Handle()
+
+
+def doubling() -> type[Doubling]:
+    return Doubling
+
+
+def test_a_wrapper_that_breaks_it(ranks) -> None:
+    plugins = carrier("wrappers", "communicate", doubling)
+    with pytest.raises(AssertionError, match=r"all_reduce sum of torch\.float32 for 'admin'"):
+        check_plugin("mine", plugins=plugins, ranks=ranks)
+
+
+class Narrow(Dtypes):
+    def accumulate(self, dtype: torch.dtype, accumulation: int) -> torch.dtype:
+        return torch.bfloat16
+
+
+def test_dtypes_that_break_it() -> None:
+    with pytest.raises(AssertionError, match=r"would add up over micro-batches in torch\.bfloat16"):
+        check_plugin("mine", plugins=carrier("dtypes", "precision", Narrow))
+
+
+class Memory(Tier):
+    fault = ""
+
+    def add(self, key: str, name: str, tensor: torch.Tensor, first: bool) -> None:
+        super().add(key, name, tensor, first or self.fault == "add")
+
+    def fetch(self, key: str, read: Any = (), write: Any = (), into: torch.Tensor | None = None) -> Any:
+        if into is not None and self.fault == "into":
+            return super().fetch(key, read, write)
+        return super().fetch(key, read, write, into)
+
+
+def test_a_tier(ranks) -> None:
+    check_plugin("mine", plugins=carrier("tiers", "partition", Memory), ranks=ranks)
+
+
+@pytest.mark.parametrize(("fault", "words"), [("add", "does not add"), ("into", "lends a tensor")])
+def test_tiers_that_break_it(fault: str, words: str) -> None:
+    with pytest.raises(AssertionError, match=words):
+        check_plugin("mine", plugins=carrier("tiers", "partition", faulty(Memory, fault)))
+
+
+class Shapeless(Everywhere):
+    def bind(self, site: Site) -> Attend:
+        return lambda q, k, v, mask=None, **choices: dense(q, k, v, mask, **choices) * (q.shape[2] != 64 or math.nan)
+
+
+def test_attention_that_breaks_it() -> None:
+    with pytest.raises(AssertionError, match="gradients not finite"):
+        check_plugin("mine", plugins=carrier("attention", "attention", Shapeless))
+
+
+def test_the_null_parts_pass_their_own_checks(ranks) -> None:
+    """A plugin that fills nothing leaves every role to core."""
+    engine = dsx.prepare(Tangle().double())
+    for check in ROLE_CHECKS.values():
+        check(engine)
+    ranks.run(null_transport, world=4)
+
+
+def null_transport() -> None:
+    check_transport(dsx.prepare(Tangle()))
 
 
 def test_a_combination_that_is_not_refused_fails() -> None:

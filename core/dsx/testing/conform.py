@@ -28,7 +28,7 @@ from dsx.start import prepare
 from dsx.testing.models import Attentive, Tangle, tokens
 from dsx.testing.plain import distance, largest, weights_of
 from dsx.testing.ranks import Ranks
-from dsx.testing.roles import ROLE_CHECKS
+from dsx.testing.roles import ROLE_CHECKS, check_transport
 
 Tables = Mapping[str, Mapping[str, Any]]
 STEPS, ACCUMULATION = 5, 2
@@ -73,8 +73,11 @@ def check_plugin(
     for role in plugin.descriptor.filled(_options(plugin, first)):
         if role in ROLE_CHECKS:
             ROLE_CHECKS[role](first)
-    if ranks is not None:
-        _check_ranks(name, make, tables, plugins, ranks, tolerance)
+    if ranks is None:
+        return
+    _check_ranks(name, make, tables, plugins, ranks, tolerance)
+    if {"transport", "wrappers"} & set(plugin.descriptor.filled(_options(plugin, first))):
+        ranks.run(_transport_on_rank, make, tables, plugins, world=3)
 
 
 def _say(holds: bool, words: str) -> None:
@@ -195,6 +198,12 @@ def _check_ranks(
     allowed = tolerance if tolerance is not None else (1e-9 if one[2] else 2e-2)
     off = max(distance(two[0][1], one[1]), largest(two[0][0], one[0]))
     _say(off <= allowed, f"with '{name}' two ranks are off by {off:.1e} from one rank with the same samples")
+
+
+def _transport_on_rank(make: Callable[[], nn.Module], tables: Tables, plugins: Mapping[str, Any] | None) -> None:
+    engine = prepare(make().double(), tables, plugins=plugins)
+    check_transport(engine)
+    engine.close()
 
 
 def refuses(manifest: Tables, words: str, plugins: Mapping[str, Any] | None = None) -> None:

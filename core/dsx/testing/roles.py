@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -143,7 +144,134 @@ def _update(engine: Engine, cuts: tuple[int, ...], factor: float) -> tuple[Mappi
     return states, weights
 
 
+def check_dtypes(engine: Engine) -> None:
+    """Floating dtypes; masters no narrower than parameters; sums over micro-batches in at least fp32."""
+    dtypes = engine.program.dtypes
+    for source in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        live = dtypes.param("blocks.0.up.weight", source)
+        _say(live.is_floating_point, f"a {source} parameter would live in {live}")
+        master = dtypes.master(live, source)
+        _say(master.is_floating_point and master.itemsize >= live.itemsize, f"the master of {live} would be {master}")
+        total = dtypes.accumulate(live, 2)
+        _say(total.itemsize >= 4, f"gradients of {live} would add up over micro-batches in {total}")
+        one = dtypes.accumulate(live, 1)
+        _say(one.is_floating_point, f"gradients of {live} would be {one}")
+
+
+def check_store(engine: Engine) -> None:
+    """What is put is what is fetched; `into` is filled at any alignment; `add` adds or replaces."""
+    store, key = engine.program.store, "check"
+    first = torch.arange(101, dtype=torch.float32)
+    names = sorted({state.name for state in engine.program.rule.states} or {"exp_avg"})
+    for name in names:
+        store.create(key, name, first.clone())
+    _say(sorted(store.names(key)) == names, f"the store knows {list(store.names(key))} of the states {names}")
+    store.prefetch(key, names)
+    held = store.fetch(key, names)
+    _say(all(torch.equal(held[name], first) for name in names), "a state that was created is not what is fetched")
+    for tensor in held.values():
+        tensor.mul_(2)
+    store.put(key, names)
+    store.drain()
+    name, room = names[0], torch.full((104,), -1.0)
+    _say(store.fetch(key, [name], into=room[1:102]) == {}, "fetch(into=...) lends a tensor besides filling `into`")
+    _say(torch.equal(room[1:102], first * 2) and room[102] == -1, "fetch(into=...) does not fill `into` with the state")
+    store.put(key, [])
+    store.add(key, name, first, first=False)
+    _say(torch.equal(store.fetch(key, [name])[name], first * 3), "add() does not add")
+    store.put(key, [])
+    store.add(key, name, first, first=True)
+    _say(torch.equal(store.fetch(key, [name])[name], first), "add(first=True) does not replace")
+    store.put(key, [])
+    store.fetch(key, [], [name])[name].fill_(7)
+    store.put(key, [name])
+    _say(bool((store.fetch(key, [name])[name] == 7).all()), "a state that was only written is not kept")
+    store.put(key, [])
+
+
+def check_layout(engine: Engine) -> None:
+    """Every parameter is in one flat parameter, and comes back whole, in its own shape, by its own name."""
+    layout, model = engine.program.layout, engine.model
+    placed = [name.name for unit in layout.units for flat in unit.flats for name in flat.segments]
+    known = {name: parameter.shape for name, parameter in model.named_parameters()}
+    _say(sorted(placed) == sorted(known), f"not in exactly one flat parameter: {sorted(set(placed) ^ set(known))}")
+    with engine.gathered(model):
+        whole = {name: parameter.shape for name, parameter in model.named_parameters()}
+    _say(whole == known or not any(known.values()), "parameters are not whole within `gathered`")
+    shapes = {name: tensor.shape for name, tensor in engine.weights()}
+    _say(shapes.keys() == known.keys(), f"weights() does not give {sorted(known.keys() ^ shapes.keys())}")
+    _say(all(shapes[name] == whole[name] for name in shapes), "weights() gives tensors of other shapes")
+    for shard in layout.shards:
+        inside = shard.start <= shard.owned[0] <= shard.owned[1] <= shard.stop
+        _say(inside, f"the shard of '{shard.key}' does not hold what this rank owns of it")
+
+
+def check_attention(engine: Engine) -> None:
+    """Every claimed site keeps shapes and dtypes, at any length, with finite gradients."""
+    for module in engine.model.modules():
+        attend = getattr(module, "attend", None)
+        if not callable(attend):
+            continue
+        for length in (1, 17, 64):
+            q, k, v = (torch.randn(2, 3, length, 6, dtype=torch.float64, requires_grad=True) for _ in range(3))
+            out = attend(q, k, v, causal=True)
+            _say(out.shape == q.shape and out.dtype == q.dtype, f"attend() gives {list(out.shape)} {out.dtype}")
+            out.square().sum().backward()
+            grads = [tensor.grad for tensor in (q, k, v)]
+            _say(all(g is not None and bool(g.isfinite().all()) for g in grads), "attend() has gradients not finite")
+
+
+def check_transport(engine: Engine) -> None:
+    """What every operation delivers, on each rank of a group; entered by all of them."""
+    x = engine.program.transport
+    exact = [purpose for purpose in ("reduce", "state", "admin", "vote") if purpose not in x.lossy]
+    _say({"state", "admin", "vote"} <= set(exact), f"purposes that are never altered are lossy: {sorted(x.lossy)}")
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
+        for purpose in exact:
+            _check_operations(engine, dtype, purpose)
+    poison = torch.full((8 * x.world,), math.inf if x.rank == 0 else 1.0)
+    x.all_reduce(poison, "mean", channel="reduce", purpose="reduce").wait()
+    _say(not bool(poison.isfinite().any()), "a non-finite input of one rank does not reach all of them")
+
+
+def _check_operations(engine: Engine, dtype: torch.dtype, purpose: Any) -> None:
+    x, size = engine.program.transport, 6
+    parts = [torch.arange(size * x.world).remainder(7).add(rank).to(dtype) for rank in range(x.world)]
+    mine, total = parts[x.rank], torch.stack(parts).sum(0)
+    here = slice(x.rank * size, (x.rank + 1) * size)
+    out = torch.empty(size * x.world, dtype=dtype)
+    shard = torch.full((size,), x.rank + 1).to(dtype)
+    where: dict[str, Any] = {"channel": "reduce", "purpose": purpose}
+    x.all_gather(out, shard, **where).wait()
+    gathered = torch.arange(1, x.world + 1).repeat_interleave(size).to(dtype)
+    _say(torch.equal(out, gathered), f"all_gather of {dtype} for '{purpose}' does not keep rank order")
+    out[here] = 9
+    x.all_gather(out, out[here], **where).wait()
+    _say(bool((out == 9).all()), f"all_gather of {dtype} into its own slice")
+    for op in ("sum", "mean") if dtype.is_floating_point else ("sum",):
+        right = total if op == "sum" else (total.double() / x.world).to(dtype)
+        reduced, whole = torch.empty(size, dtype=dtype), mine.clone()
+        x.reduce_scatter(reduced, mine.clone(), op, **where).wait()
+        _say(torch.equal(reduced, right[here]), f"reduce_scatter {op} of {dtype} for '{purpose}'")
+        handle = x.all_reduce(whole, op, **where)
+        handle.wait()
+        handle.wait()
+        _say(torch.equal(whole, right), f"all_reduce {op} of {dtype} for '{purpose}'")
+    sent = [torch.full((1 + peer,), 10 * x.rank + peer).to(dtype) for peer in range(x.world)]
+    came = [torch.empty(1 + x.rank, dtype=dtype) for _ in range(x.world)]
+    x.all_to_all(came, sent, **where).wait()
+    swapped = [torch.full((1 + x.rank,), 10 * peer + x.rank).to(dtype) for peer in range(x.world)]
+    _say(all(map(torch.equal, came, swapped)), f"all_to_all of uneven {dtype} tensors for '{purpose}'")
+    word = torch.full((3,), x.rank + 5).to(dtype)
+    x.broadcast(word, x.world - 1, **where).wait()
+    _say(bool((word == x.world + 4).all()), f"broadcast of {dtype} from the last rank")
+
+
 ROLE_CHECKS: Mapping[str, Check] = {
+    "dtypes": check_dtypes,
+    "tiers": check_store,
+    "layout": check_layout,
+    "attention": check_attention,
     "schedule": check_schedule,
     "guard": check_guard,
     "scaler": check_scaler,
