@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from attrs import frozen
 from torch import Tensor, nn
 
 from dsx.contracts import Hyper, Job, Report
@@ -15,6 +17,14 @@ from dsx.errors import DsxError, near
 from dsx.program import Program
 from dsx.units import plain
 from dsx.vote import Outcome, vote
+
+
+@frozen
+class MicroBatch:
+    """A batch with its weight in the window, for `Engine.train_step`."""
+
+    batch: Any
+    weight: float = 1.0
 
 
 class Engine:
@@ -26,6 +36,8 @@ class Engine:
 
     model    the module that was given; its parameters are views of flat buffers now
     program  the parts
+    words    numbers to be summed over ranks with each update's vote, by name, such as a wish to stop; the same names on
+             every rank. The sums are in the report
     steps    updates made
     skips    updates skipped because a gradient was not finite
     """
@@ -44,6 +56,7 @@ class Engine:
         self._overlap_publish = overlap_publish
         self.steps = self.skips = self._micro = 0
         self.counts = [0] * len(program.parameters)
+        self.words: dict[str, Callable[[], float]] = {}
         self._weights: list[float] = []
         self._micro_weight: float | None = None
         self._loss: Tensor | None = None
@@ -84,16 +97,18 @@ class Engine:
     def train_step(self, batches: Iterable[Any]) -> Report:
         """All micro-batches of one update: forward, backward and step of each; closes the window after the last.
 
-        A batch that is a mapping is given as keyword arguments, a tuple or list as positional ones.
+        A batch that is a mapping is given as keyword arguments, a tuple or list as positional ones; a `MicroBatch` has
+        a weight too.
         """
         following = iter(batches)
-        batch = next(following, None)
-        if batch is None:
+        item = next(following, None)
+        if item is None:
             raise DsxError("train_step was given no batch")
-        while batch is not None:
-            self.backward(forward(self, batch))
-            batch = next(following, None)
-            report = self.step(close=batch is None)
+        while item is not None:
+            micro = item if isinstance(item, MicroBatch) else MicroBatch(item)
+            self.backward(forward(self, micro.batch), micro.weight)
+            item = next(following, None)
+            report = self.step(close=item is None)
         return report
 
     def _waiting(self) -> Report:
@@ -114,12 +129,19 @@ class Engine:
         finite = math.isfinite(norm)
         program.scaler.update(finite)
         program.stepper.settle()
-        loss = outcome.loss / outcome.weight
+        loss, words = outcome.loss / outcome.weight, dict(zip(self.words, outcome.spare, strict=True))
         if not finite:
             self.skips += 1
             program.layout.reset()
             return Report(
-                step=self.steps, stepped=False, skipped=True, skips=self.skips, loss=loss, norm=norm, scale=scale
+                step=self.steps,
+                stepped=False,
+                skipped=True,
+                skips=self.skips,
+                loss=loss,
+                norm=norm,
+                scale=scale,
+                words=words,
             )
         multiplier = min(1.0, self._clip / (norm + 1e-6)) / scale / weight
         hypers = self._start(outcome, multiplier)
@@ -132,14 +154,16 @@ class Engine:
             scale=scale,
             multiplier=multiplier,
             lr={group: hyper.lr for group, hyper in hypers.items() if "lr" in hyper},
+            words=words,
         )
 
     def _vote(self) -> Outcome:
         program, weight = self.program, math.fsum(self._weights)
         loss = torch.zeros(()) if self._loss is None else self._loss
+        spare = [word() for word in self.words.values()]
         while True:
             ballot = program.layout.finish()
-            outcome = vote(program.transport, ballot, loss, weight, program.rule.ballot())
+            outcome = vote(program.transport, ballot, loss, weight, program.rule.ballot(), spare)
             if not program.layout.agreed(outcome.used, outcome.words):
                 return outcome
 
@@ -176,7 +200,7 @@ class Engine:
         modify  edits made to them by rank 0 become the weights, on every rank
         """
         wanted = self._names(names)
-        self._quiesce()
+        self.quiesce()
         with self.program.layout.gathered(wanted, modify):
             yield
 
@@ -185,20 +209,49 @@ class Engine:
 
         A parameter that has several names comes under its first one.
         """
-        self._quiesce()
+        self.quiesce()
         with torch.no_grad():
             yield from self.program.layout.logical("weight")
 
+    def save(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint to the folder `path`; called by all ranks, between updates.
+
+        extra  JSON of yours to keep with it, the same on all ranks
+        Raises the same `CheckpointError` on all ranks if it fails on any; then nothing is left of it.
+        """
+        from dsx.checkpoint.folder import save
+
+        self._between_updates("save")
+        save(self, _folder(path), extra=extra)
+
+    def load(self, path: str | Path) -> Mapping[str, Any]:
+        """Continue from the checkpoint in the folder `path`, of any world size; called by all ranks. Returns `extra`.
+
+        Raises the same `CheckpointError` on all ranks if it is partial, damaged, or does not fit the model.
+        """
+        from dsx.checkpoint.folder import load
+
+        self._between_updates("load")
+        return load(self, _folder(path)).extra
+
+    def _between_updates(self, what: str) -> None:
+        if self._micro or self._micro_weight is not None:
+            raise DsxError(
+                f"{what} was called within a window of micro-batches",
+                found=f"{self._micro} of {self.accumulation} micro-batches made",
+                remedy="call it after a step() whose report says `stepped` or `skipped`, or close the window first",
+            )
+
     def close(self) -> None:
         """Finish what is under way, and give back what parts took."""
-        self._quiesce()
+        self.quiesce()
         for observer in self.program.observers:
             observer.finish()
         self.program.store.close()
         self.program.transport.close()
 
-    def _quiesce(self) -> None:
-        """Before anything outside a forward reads or writes weights."""
+    def quiesce(self) -> None:
+        """Finish and publish updates under way; before anything outside a forward reads or writes weights."""
         self.program.stepper.drain()
         self.program.layout.settle()
 
@@ -234,6 +287,12 @@ def loss_of(output: Any) -> Tensor:
             remedy="compute it from the model's output, outside torch.no_grad()",
         )
     return loss.reshape(())
+
+
+def _folder(path: str | Path) -> Path:
+    if not isinstance(path, (str, Path)) or not str(path):
+        raise ValueError(f"the folder of a checkpoint is {path!r}")
+    return Path(path)
 
 
 def forward(engine: Engine, batch: Any) -> Any:

@@ -71,7 +71,6 @@ def resolve(manifest: Manifest, registry: Registry) -> Resolved:
     Raises `PluginNotFound`, `PluginInvalid`, `ManifestError` (all problems of all options at once), `SlotConflict` and
     `CapabilityMissing`.
     """
-    _refuse_unbuilt(manifest)
     used = [(section, name) for section in SECTIONS for name in getattr(manifest, section).use]
     plugins = [_load(manifest, registry, section, name) for section, name in used]
     options = manifest.check_options(
@@ -88,16 +87,6 @@ def resolve(manifest: Manifest, registry: Registry) -> Resolved:
     _refuse_conflicts(resolved)
     _refuse_missing(resolved)
     return resolved
-
-
-def _refuse_unbuilt(manifest: Manifest) -> None:
-    """A section that would do nothing yet is not accepted in silence."""
-    if manifest.checkpoint.every is not None:
-        raise DsxError(
-            "this version of dsx writes no checkpoints during a run",
-            where=f"checkpoint.every ({manifest.origin('checkpoint.every')})",
-            remedy="remove [checkpoint]; `dsx run` saves the final weights in any case",
-        )
 
 
 def _where(manifest: Manifest, section: str, name: str) -> str:

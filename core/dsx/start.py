@@ -12,6 +12,7 @@ from dsx.build import build
 from dsx.engine import Engine
 from dsx.errors import DsxError
 from dsx.launch.distributed import join
+from dsx.launch.script import run_manifest
 from dsx.manifest import Manifest
 from dsx.plugin import Plan
 from dsx.registry import Registry
@@ -31,7 +32,8 @@ def prepare(
 
     model            on its device, built alike on every rank; rank 0's weights become everyone's. Its parameters stay
                      the same objects, as views of buffers that the run's layout owns
-    manifest         a path, a dict or a `Manifest`; None is the empty one: plain data-parallel training with AdamW.
+    manifest         a path, a dict or a `Manifest`; None is that of `dsx run MANIFEST SCRIPT`, with what its command
+                     line sets put over `set`, else the empty one: plain data-parallel training with AdamW.
                      [model] and [data] are accepted and not used
     set              "key=value" overrides, as on the command line
     plugins          by name: plugins of your own that no package registers, for the manifest to use
@@ -40,6 +42,9 @@ def prepare(
     Takes the default process group if there is one, else makes it from the launcher's environment, else runs alone.
     Raises `DsxError` and its children, all before anything is trained.
     """
+    if manifest is None:
+        manifest, given = run_manifest()
+        set = (*set, *given)
     settings = Manifest.of(manifest, set=set)
     resolved = resolve(settings, Registry.scan(plugins))
     device = _device(model)

@@ -21,6 +21,7 @@ class Outcome:
     used     by parameter index, whether any rank had a gradient
     words    the layout's
     ballot   the rule's
+    spare    the engine's own words
     """
 
     squares: float
@@ -29,20 +30,25 @@ class Outcome:
     used: Sequence[bool]
     words: Sequence[float]
     ballot: Sequence[float]
+    spare: Sequence[float]
 
 
-def vote(transport: Transport, ballot: Ballot, loss: Tensor, weight: float, rule: Tensor) -> Outcome:
+def vote(
+    transport: Transport, ballot: Ballot, loss: Tensor, weight: float, rule: Tensor, spare: Sequence[float] = ()
+) -> Outcome:
     """Sum every rank's numbers; the copy to the host is the step's only synchronisation with a device.
 
-    loss  0-dim, weighted sum of this rank's losses
-    rule  the rule's own numbers: [any]
+    loss   0-dim, weighted sum of this rank's losses
+    rule   the rule's own numbers: [any]
+    spare  anybody's
     """
     device = ballot.squares.device
     fixed = torch.stack([ballot.squares.double(), loss.double().to(device)])
-    rest = (torch.tensor([weight], dtype=torch.float64), ballot.used, ballot.words, rule.double())
+    rest = (torch.tensor([weight, *spare], dtype=torch.float64), ballot.used, ballot.words, rule.double())
     numbers = torch.cat([fixed, torch.cat(rest).to(device)])
     transport.all_reduce(numbers, "sum", channel="vote", purpose="vote").wait()
     squares, loss_sum, weight_sum, *others = numbers.tolist()
+    spared, others = others[: len(spare)], others[len(spare) :]
     used, words = len(ballot.used), len(ballot.words)
     return Outcome(
         squares,
@@ -51,4 +57,5 @@ def vote(transport: Transport, ballot: Ballot, loss: Tensor, weight: float, rule
         [count > 0 for count in others[:used]],
         others[used : used + words],
         others[used + words :],
+        spared,
     )

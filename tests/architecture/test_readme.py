@@ -20,7 +20,8 @@ def test_files_to_read_exist() -> None:
 
 def test_commands_are_targets_of_the_makefile() -> None:
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
-    assert set(re.findall(r"(?:^ {4}|`)make ([a-z]+)", TEXT, re.MULTILINE)) <= set(targets)
+    commands = set(re.findall(r"(?:^|`)make ([a-z]+)", TEXT, re.MULTILINE))
+    assert {"quickstart", "test"} <= commands <= set(targets)
 
 
 def test_example_learns(capsys: pytest.CaptureFixture[str]) -> None:

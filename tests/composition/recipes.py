@@ -60,6 +60,9 @@ RECIPES: Mapping[str, Recipe] = {
     "wsd": Recipe("optimize", {"warmup": 1, "decay": 2, "shape": "linear", "final": 0.5}, rates=(1, 1, 0.75, 0.5)),
     "bf16": Recipe("precision", half=torch.bfloat16),
     "progress": Recipe("observe"),
+    "jsonl": Recipe("observe"),
+    "tensorboard": Recipe("observe"),
+    "trace": Recipe("observe"),
 }
 
 

@@ -56,7 +56,7 @@ def dealt(
 ) -> list[list[list[int]]]:
     """Samples by update, then by rank, in the order in which the rank sees them."""
     ranks = [batches(source, micro, accumulation, rank, world, seed) for rank in range(world)]
-    return [[[int(x) for batch in rank.update(number) for x in batch] for rank in ranks] for number in updates]
+    return [[[int(x) for item in rank.update(number) for x in item.batch] for rank in ranks] for number in updates]
 
 
 @settings(deadline=None)
@@ -110,7 +110,7 @@ def test_seeds_are_honoured_case_92() -> None:
 def test_micro_batches_have_their_size() -> None:
     rank = batches(Numbers(100), micro=3, accumulation=4, rank=1, world=2)
     assert rank.samples == 24
-    assert [batch.shape for batch in rank.update(0)] == [(3,)] * 4
+    assert [(item.batch.shape, item.weight) for item in rank.update(0)] == [((3,), 1.0)] * 4
 
 
 def test_a_stream_keeps_its_own_order_and_starts_anew() -> None:
@@ -125,18 +125,67 @@ def test_a_stream_resumes_where_it_was() -> None:
 
 def test_a_stream_goes_back_when_asked() -> None:
     rank = batches(Stream(5), micro=2)
-    assert [[int(x) for batch in rank.update(number) for x in batch] for number in (1, 0, 0)] == [
+    assert [[int(x) for item in rank.update(number) for x in item.batch] for number in (1, 0, 0)] == [
         [2, 3],
         [0, 1],
         [0, 1],
     ]
 
 
-def test_an_iterator_that_ends_says_so() -> None:
-    rank = batches(iter([torch.tensor(0), torch.tensor(1)]), micro=3)
-    with pytest.raises(DsxError, match="ended, and began no second time") as caught:
-        list(rank.update(0))
-    assert caught.value.where == "data.source"
+def test_an_iterator_that_ends_gives_what_it_has_and_then_nothing() -> None:
+    """The last, incomplete window: every sample once, by weight, and the same number of micro-batches on each rank."""
+    ranks = [batches(iter(map(torch.tensor, range(9))), micro=2, accumulation=2, rank=r, world=2) for r in range(2)]
+    found = [[[(item.batch.tolist(), item.weight) for item in rank.update(n)] for n in range(3)] for rank in ranks]
+    assert found[0] == [[([0, 1], 1.0), ([4, 5], 1.0)], [([8], 0.5)], []]
+    assert found[1] == [[([2, 3], 1.0), ([6, 7], 1.0)], [([8], 0.0)], []]
+
+
+def test_looking_at_the_first_sample_does_not_use_it_up() -> None:
+    rank = batches(iter(map(torch.tensor, range(4))), micro=2)
+    assert int(rank.first()) == int(rank.first()) == 0
+    assert [item.batch.tolist() for item in rank.update(0)] == [[0, 1]]
+
+
+class Positioned(Stream):
+    """Keeps its position, as torchdata's loaders do; to pass over what was seen is an error."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.at, self.loaded = 0, False
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while self.at < self.length:
+            self.at += 1
+            yield torch.tensor(self.at - 1)
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.loaded = state["at"], True
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_a_stream_that_keeps_its_position_resumes_there(world: int) -> None:
+    """At another world size too: between updates the position is the same on every rank."""
+    before = batches(Positioned(100), micro=3, rank=1, world=2)
+    for number in range(2):
+        list(before.update(number))
+    source = Positioned(100)
+    after = batches(source, micro=6 // world, rank=world - 1, world=world)
+    after.resume(2, before.index(2), before.state())
+    assert source.loaded
+    first = 12 + (world - 1) * (6 // world)
+    assert [item.batch.tolist() for item in after.update(2)] == [list(range(first, first + 6 // world))]
+
+
+def test_a_resumed_run_may_have_another_batch_and_repeats_nothing() -> None:
+    one, other = batches(Numbers(50), micro=4), batches(Numbers(50), micro=6)
+    seen = [int(x) for number in range(3) for item in one.update(number) for x in item.batch]
+    other.resume(3, one.index(3), None)
+    seen += [int(x) for number in range(3, 6) for item in other.update(number) for x in item.batch]
+    assert len(set(seen)) == len(seen) == 30
 
 
 @pytest.mark.parametrize(
@@ -150,7 +199,7 @@ def test_no_source_says_so(source: Any, words: str) -> None:
 
 
 def test_an_empty_stream_says_so() -> None:
-    with pytest.raises(DsxError, match="began no second time"):
+    with pytest.raises(DsxError, match="has no samples"):
         list(batches(Stream(0)).update(0))
 
 

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 
 from dsx.errors import DsxError, RankFailed
-from dsx.launch.agent import Ended
+from dsx.launch.blame import Ended, Failure, blamed
 from dsx.launch.distributed import Ranks as Joined
 from dsx.launch.distributed import join, leave
-from dsx.launch.launch import Failure, blamed, launch
+from dsx.launch.launch import launch
 from dsx.testing import Ranks
 
 pytest_plugins = ["dsx.testing.fixtures"]
@@ -99,7 +99,7 @@ def test_ranks_meet_and_end_with_0_even_if_one_hangs_at_exit(tmp_path: Path, cap
     out, err = capfd.readouterr()
     assert out == f"rank 0 met 2 with {threads} threads\n"
     assert err == ""
-    (log,) = (tmp_path / "logs").glob("launch_*/1/stdout.log")
+    (log,) = (tmp_path / "logs").glob("launch_*/round_1/rank_1/stdout.log")
     assert log.read_text().startswith("rank 1 met 2")
     assert dict(os.environ) == before
     assert signal.getsignal(signal.SIGTERM) is handler

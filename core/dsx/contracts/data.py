@@ -264,6 +264,7 @@ class Report:
     scale       the loss scale this window used
     multiplier  what gradients were multiplied by
     lr          learning rate by group; empty where nothing was updated
+    words       sums over ranks of `Engine.words`; empty within a window
     """
 
     step: int
@@ -275,3 +276,4 @@ class Report:
     scale: float = 1.0
     multiplier: float = 0.0
     lr: Mapping[str, float] = field(factory=dict)
+    words: Mapping[str, float] = field(factory=dict)

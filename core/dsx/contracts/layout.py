@@ -104,6 +104,9 @@ class Layout(Protocol):
     def gathered(self, names: Sequence[str], modify: bool) -> AbstractContextManager[None]:
         """Whole parameters within the context; with `modify`, edits reach the authoritative weights."""
 
+    def resting(self, flat: Flat) -> tuple[Tensor, int]:
+        """The weights that this rank holds of a frozen flat parameter between passes, and where in it they start."""
+
     def logical(self, name: str) -> Iterator[tuple[str, Tensor]]:
         """(parameter name, whole tensor) of state `name` ("weight": the authoritative weights).
 

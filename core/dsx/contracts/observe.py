@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from attrs import frozen
 
 from dsx.contracts.data import Report
@@ -17,6 +19,7 @@ class RunInfo:
     world       ranks
     samples     samples of one update, over all ranks
     tokens      elements of the first tensor of one sample; a text's tokens
+    folder      where the run keeps its files; None: it keeps none
     """
 
     name: str
@@ -25,6 +28,7 @@ class RunInfo:
     world: int
     samples: int
     tokens: int
+    folder: Path | None = None
 
 
 @frozen

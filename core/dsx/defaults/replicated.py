@@ -269,6 +269,9 @@ class Replicated:
                     master[segment.start : segment.stop].copy_(live[segment.start : segment.stop])
                 self._store.put(shard.key, ["master"])
 
+    def resting(self, flat: Flat) -> tuple[Tensor, int]:
+        return self._live[flat.key], 0
+
     def logical(self, name: str) -> Iterator[tuple[str, Tensor]]:
         flats = [flat for unit in self.units for flat in unit.flats if flat.trainable or name == "weight"]
         for flat in flats:

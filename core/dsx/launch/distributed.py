@@ -11,6 +11,8 @@ from attrs import frozen
 
 from dsx.errors import DsxError
 
+TIMEOUT = "DSX_TIMEOUT"
+_TIMEOUT_S = 600.0
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -30,13 +32,13 @@ class Ranks:
     owned: bool
 
 
-def join(device: torch.device | None = None, timeout_s: float = 600) -> Ranks:
+def join(device: torch.device | None = None, timeout_s: float | None = None) -> Ranks:
     """Be part of the default process group.
 
     Takes the group that is there; else makes it from a launcher's environment (RANK, WORLD_SIZE, MASTER_ADDR,
     MASTER_PORT); else, where neither RANK nor WORLD_SIZE is set, is rank 0 of 1 without a group. `device` is where the
     run computes (None: CUDA if there is one): NCCL serves CUDA tensors, gloo those on the CPU. `timeout_s` bounds, in
-    seconds, the wait for the other ranks, now and in every collective.
+    seconds, the wait for the other ranks, now and in every collective; None: `dsx run --timeout`, else 600.
 
     Raises DsxError for an environment that is incomplete or wrong, or when the others do not come.
     """
@@ -45,8 +47,9 @@ def join(device: torch.device | None = None, timeout_s: float = 600) -> Ranks:
     if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
         return Ranks(0, 1, 0, owned=False)
     rank, world = _checked_environment()
+    seconds = timeout_s or float(os.environ.get(TIMEOUT) or _TIMEOUT_S)
     try:
-        dist.init_process_group(_backend(device), timeout=timedelta(seconds=timeout_s))
+        dist.init_process_group(_backend(device), timeout=timedelta(seconds=seconds))
     except dist.DistError as error:
         raise DsxError(
             f"rank {rank} could not join the process group of {world}",

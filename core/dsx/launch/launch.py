@@ -1,4 +1,4 @@
-"""Run a function as the ranks of this host, and say which rank failed first, why, and with what exit code."""
+"""Run a function as the ranks of this host, alone or among several, and say which rank failed first and why."""
 
 from __future__ import annotations
 
@@ -6,79 +6,59 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from textwrap import indent
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
-from attrs import frozen
+from attrs import define, field
 
-from dsx.errors import DsxError, RankFailed
-from dsx.launch.worker import CALL_FILE, FAILURE_FILE, LAUNCH_DIRECTORY, LAUNCHER
+from dsx.errors import DsxError
+from dsx.launch.blame import Ended, Losses, rank_failed
+from dsx.launch.config import LaunchConfig
+from dsx.launch.distributed import TIMEOUT
+from dsx.launch.worker import CALL_FILE, HEEDS_FILE, LAUNCHER, RESULT_FILE, ROUND, STOP_FILE, rank_folder
 
-if TYPE_CHECKING:
-    from dsx.launch.agent import Ended
-
-_TAIL_CHARACTERS = 4000
-_AGENT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-
-
-@frozen(kw_only=True)
-class LaunchConfig:
-    """How ranks are started.
-
-    nproc    ranks on this host
-    log_dir  where a folder is made for the launch, with each rank's failure and the output of ranks other than 0;
-             None: a temporary one, kept only after a failure
-    grace_s  seconds from SIGTERM to SIGKILL for ranks that are told to end; at least 3, by which the launcher knows a
-             rank that the agent killed from one that died first
-    """
-
-    nproc: int
-    log_dir: Path | None = None
-    grace_s: int = 3
-
-
-@frozen
-class Failure:
-    """What a failing rank wrote: `error` is for the user as it stands, `traceback` is an exception's."""
-
-    rank: int
-    code: int
-    time_ns: int
-    error: str | None = None
-    traceback: str | None = None
+_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_AGENT_SIGNALS = "SIGHUP,SIGQUIT"
+_MISUSE = 2
 
 
 def launch(target: str, arguments: Mapping[str, Any], nproc: int, log_dir: Path | None = None) -> int:
     """Call `target`, "module:function", as `function(**arguments)` in `nproc` processes that can form a process group.
 
     `arguments` must be JSON. Each process has the environment of a rank (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
-    MASTER_PORT), and, unless OMP_NUM_THREADS is set, its share of the cores for torch's threads. Rank 0 has the stdout
-    and stderr of this process; those of the others go to files in `log_dir`.
+    MASTER_PORT), and, unless OMP_NUM_THREADS is set, its share of the cores for torch's threads. The first rank of a
+    host has the stdout and stderr of this process; those of the others go to files in `log_dir`.
 
-    Returns 0, or 128 + n after this process was told to stop by signal n. Raises RankFailed, naming the rank that
-    failed first, when one ends with an error; all others are ended within seconds.
+    Returns 0, or what a rank's function returned if that was another number; 128 + n after this process was told to
+    stop by signal n: ranks that heed `dsx.launch.stop` end by themselves, those that do not, or a second signal, are
+    ended at once. Raises RankFailed, naming the rank that failed first, when one ends with an error; all others, on
+    all hosts, are ended within seconds.
     """
     return launch_with(LaunchConfig(nproc=nproc, log_dir=log_dir), target, arguments)
 
 
 def launch_with(config: LaunchConfig, target: str, arguments: Mapping[str, Any]) -> int:
     """`launch`, with every setting."""
-    call = _call(target, arguments, config.nproc)
+    call = _call(target, arguments)
     directory = _launch_directory(config.log_dir)
     (directory / CALL_FILE).write_text(call)
-    code, error = _run(config, directory)
-    # An error that names no place in the folder has said all there is to say.
-    if config.log_dir is None and (error is None or error.where is None):
-        shutil.rmtree(directory, ignore_errors=True)
-    if error is not None:
-        raise error
-    return code
+    kept = config.log_dir is not None
+    try:
+        return _run(config, directory)
+    except DsxError as error:
+        # An error that names no place in the folder has said all there is to say.
+        kept = kept or str(directory) in (error.where or "")
+        raise
+    finally:
+        if not kept:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _launch_directory(log_dir: Path | None) -> Path:
@@ -88,23 +68,111 @@ def _launch_directory(log_dir: Path | None) -> Path:
     return Path(tempfile.mkdtemp(prefix="launch_" if log_dir is not None else "dsx_launch_", dir=log_dir)).absolute()
 
 
-def _run(config: LaunchConfig, directory: Path) -> tuple[int, RankFailed | None]:
+def _run(config: LaunchConfig, directory: Path) -> int:
     from dsx.launch.agent import SignalException, run_agent
 
     command = (sys.executable, "-u", "-m", "dsx.launch.worker")
+    watch = _Watch(directory, config, SignalException)
     try:
-        with _environment(config.nproc, directory), _signal_handlers():
-            ended = run_agent(command, config.nproc, directory.name, config.grace_s)
-    except SignalException as stop:
-        return 128 + stop.sigval, None
-    if not ended:
-        return 0, None
-    return 1, _rank_failed(ended, _failures(directory), directory)
+        with _environment(config), watch.signals():
+            # All hosts of a run must name it alike; an endpoint serves one run.
+            reports = run_agent(command, config, "dsx" if config.several_hosts else directory.name, watch)
+    except SignalException as end:
+        return 128 + (watch.stopped_by or end.sigval)
+    if not reports:
+        return watch.result()
+    losses = Losses.merged(reports)
+    if not losses:
+        raise DsxError(
+            "the run failed on another host, which does not answer any more; the ranks of this one were ended",
+            where=config.endpoint,
+            remedy="the output of the other hosts says why",
+        )
+    raise rank_failed(losses)
 
 
-def _call(target: str, arguments: Mapping[str, Any], nproc: int) -> str:
-    if nproc < 1:
-        raise DsxError("the number of ranks must be at least 1", where="nproc", found=str(nproc))
+@define
+class _Watch:
+    """Sees to the ranks of this host while they run: their folders, their failures, and signals to this process.
+
+    directory   of the launch
+    end         raised to end all ranks at once
+    round       how often ranks have been started
+    ranks       those of this host, in this round
+    stopped_by  the number of the signal that asked the run to stop, or 0
+    """
+
+    directory: Path
+    config: LaunchConfig
+    end: type[BaseException]
+    round: int = 0
+    ranks: Sequence[int] = field(factory=tuple)
+    stopped_by: int = 0
+
+    @property
+    def folder(self) -> Path:
+        """Of the ranks in this round."""
+        return self.directory / f"round_{self.round}"
+
+    def starting(self, ranks: Sequence[int], world: int, hosts: int) -> None:
+        self.round, self.ranks = self.round + 1, ranks
+        os.environ[ROUND] = str(self.folder)
+        if self.round > 1:
+            _say(f"all ranks start again: {world} on {hosts} host{'s' if hosts > 1 else ''}")
+
+    def failed(self, ended: Mapping[int, Ended], restarts_left: int) -> bool:
+        losses = self._losses(ended)
+        # Misuse stays misuse.
+        if not restarts_left or any(failure.code == _MISUSE for failure in losses.failures.values()):
+            return False
+        _say(f"{rank_failed(losses)}\n{restarts_left} of {self.config.max_restarts} restarts left")
+        return True
+
+    def report(self, ended: Mapping[int, Ended]) -> str:
+        return self._losses(ended).to_json()
+
+    def _losses(self, ended: Mapping[int, Ended]) -> Losses:
+        return Losses.of(ended, self.folder, socket.gethostname() if self.config.several_hosts else "")
+
+    def result(self) -> int:
+        """The exit code after ranks that all ended well."""
+        results = [int(file.read_text()) for file in self.folder.glob(f"*/{RESULT_FILE}")]
+        return next(iter(results), 0) or (128 + self.stopped_by if self.stopped_by else 0)
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Let SIGTERM and SIGINT stop the run, and undo the agent's own handlers, which it leaves behind."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = [(number, signal.getsignal(number)) for number in _HANDLED]
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        try:
+            yield
+        finally:
+            for number, handler in before:
+                signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        heeding = [(rank_folder(self.folder, rank) / HEEDS_FILE).exists() for rank in self.ranks]
+        at_once = bool(self.stopped_by) or not (heeding and all(heeding))
+        self.stopped_by = self.stopped_by or number
+        if at_once:
+            # SIGTERM whatever came: ranks do not heed Ctrl-C.
+            raise self.end(f"stopped by signal {number}", signal.SIGTERM)
+        partial = self.directory / f"{STOP_FILE}.partial"
+        partial.write_text(str(number))
+        partial.replace(self.directory / STOP_FILE)
+        name = signal.Signals(number).name
+        os.write(2, f"{name}: the ranks finish their step and stop; a second signal ends them at once\n".encode())
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _call(target: str, arguments: Mapping[str, Any]) -> str:
     module, _, function = target.partition(":")
     if not (module and function):
         raise DsxError("the target of a launch must be module:function", found=repr(target))
@@ -126,18 +194,22 @@ def _call(target: str, arguments: Mapping[str, Any], nproc: int) -> str:
 
 
 @contextmanager
-def _environment(nproc: int, directory: Path) -> Iterator[None]:
-    """What the ranks inherit, for as long as they are being started."""
+def _environment(config: LaunchConfig) -> Iterator[None]:
+    """What the agent heeds and the ranks inherit, for as long as they are being started."""
     added = {
-        LAUNCH_DIRECTORY: str(directory),
         LAUNCHER: str(os.getpid()),
+        TIMEOUT: f"{config.timeout_s:g}",
         "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": _AGENT_SIGNALS,
     }
+    if config.several_hosts:
+        # Rank 0 may come to be on another host, and a store shared by all rounds names its keys by a count of restarts
+        # that differs between hosts.
+        added["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if "OMP_NUM_THREADS" not in os.environ:
-        added["OMP_NUM_THREADS"] = str(max(1, _cores() // nproc))
-    before = {name: os.environ.get(name) for name in (*added, "TORCHELASTIC_SIGNALS_TO_HANDLE")}
+        added["OMP_NUM_THREADS"] = str(max(1, _cores() // config.nproc))
+    before = {name: os.environ.get(name) for name in (*added, ROUND)}
     os.environ.update(added)
-    os.environ.pop("TORCHELASTIC_SIGNALS_TO_HANDLE", None)
     try:
         yield
     finally:
@@ -149,73 +221,3 @@ def _environment(nproc: int, directory: Path) -> Iterator[None]:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
-@contextmanager
-def _signal_handlers() -> Iterator[None]:
-    """Undo the agent's own handlers, which it leaves behind."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = [(number, signal.getsignal(number)) for number in _AGENT_SIGNALS]
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
-
-
-def _failures(directory: Path) -> dict[int, Failure]:
-    failures = [Failure(**json.loads(file.read_text())) for file in directory.glob(f"*/{FAILURE_FILE}")]
-    return {failure.rank: failure for failure in failures}
-
-
-def blamed(ended: Mapping[int, Ended], failures: Mapping[int, Failure]) -> int:
-    """The rank that failed first.
-
-    A rank that died without a word (killed, or gone through os._exit) comes before ranks that tell of an error, which
-    may be its loss; not so one ended by SIGTERM, or much later by SIGKILL: that was the agent.
-    """
-    first_word_s = min((failure.time_ns / 1e9 for failure in failures.values()), default=float("inf"))
-    silent = [
-        rank
-        for rank, end in ended.items()
-        if rank not in failures and end.exit_code != 128 + signal.SIGTERM and end.time_s <= first_word_s + 2
-    ]
-    if silent:
-        return min(silent, key=lambda rank: ended[rank].time_s)
-    return min(failures or ended, key=lambda rank: failures[rank].time_ns if failures else ended[rank].time_s)
-
-
-def _rank_failed(ended: Mapping[int, Ended], failures: Mapping[int, Failure], directory: Path) -> RankFailed:
-    rank = blamed(ended, failures)
-    failure = failures.get(rank)
-    if failure is not None and failure.error is not None:
-        same = [other for other, its in sorted(failures.items()) if its.error == failure.error]
-        who = f"rank {rank}" if len(same) == 1 else f"ranks {', '.join(map(str, same))}"
-        return RankFailed(f"{who}: {failure.error}", rank=rank, exit_code=failure.code)
-    code = failure.code if failure is not None else ended[rank].exit_code
-    told = [failure.traceback if failure is not None else None, _tail(directory / str(rank) / "stderr.log")]
-    return RankFailed(
-        f"rank {rank} {_ending(code, failure)}",
-        rank=rank,
-        exit_code=code,
-        where=str(directory / str(rank)),
-        found="".join("\n" + indent(text.rstrip(), "    ") for text in told if text) or None,
-    )
-
-
-def _ending(code: int, failure: Failure | None) -> str:
-    if failure is not None:
-        return f"failed with exit code {code}"
-    if code > 128:
-        try:
-            return f"was killed by {signal.Signals(code - 128).name} (exit code {code})"
-        except ValueError:
-            pass
-    return f"ended with exit code {code}, without an exception"
-
-
-def _tail(file: Path) -> str:
-    """The end of what a rank wrote, where that did not go to the terminal."""
-    return file.read_text(errors="replace")[-_TAIL_CHARACTERS:].strip() if file.exists() else ""

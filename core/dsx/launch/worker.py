@@ -22,12 +22,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dsx.errors import DsxError
+from dsx.launch import stop
 
-LAUNCH_DIRECTORY = "DSX_LAUNCH_DIRECTORY"
+ROUND = "DSX_LAUNCH_ROUND"
 LAUNCHER = "DSX_LAUNCHER_PID"
 CALL_FILE = "call.json"
+STOP_FILE = "stop"
 FAILURE_FILE = "failure.json"
+RESULT_FILE = "result"
+HEEDS_FILE = "heeds_stop"
 
+_CALLERS = tuple(str(Path(__file__).parents[1] / part) for part in ("launch", "cli"))
 _PR_SET_PDEATHSIG = 1
 _EXIT_S = 10.0
 
@@ -35,20 +40,29 @@ _EXIT_S = 10.0
 def main() -> None:
     """Be one rank of a launch. The first of a host keeps the launcher's stdout and stderr, the others have files."""
     die_with_parent(int(os.environ[LAUNCHER]))
-    # The launcher passes a Ctrl-C on: end at once, without a traceback from wherever this rank is.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    launch = Path(os.environ[LAUNCH_DIRECTORY])
-    own = launch / os.environ["RANK"]
-    own.mkdir()
+    # Ctrl-C is for the launcher. SIGTERM ends a rank at once: it is the agent's, whose ranks have lost one.
+    # A handler and not SIG_IGN, which programs that the rank starts would inherit.
+    signal.signal(signal.SIGINT, lambda number, frame: None)
+    folder = Path(os.environ[ROUND])
+    own = rank_folder(folder, int(os.environ["RANK"]))
+    own.mkdir(parents=True)
     if os.environ["LOCAL_RANK"] != "0":
         _redirect(own)
     faulthandler.enable()
+    stop.follow(folder.parent / STOP_FILE, own / HEEDS_FILE)
     try:
-        _call(json.loads((launch / CALL_FILE).read_text()))
+        result = _call(json.loads((folder.parent / CALL_FILE).read_text()))
+        if isinstance(result, int) and result:
+            (own / RESULT_FILE).write_text(str(int(result)))
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code not in (None, 0):
             _fail(error, own)
     _end()
+
+
+def rank_folder(folder: Path, rank: int) -> Path:
+    """Where a rank leaves word, and its output, in the folder of a round."""
+    return folder / f"rank_{rank}"
 
 
 def die_with_parent(parent: int) -> None:
@@ -74,7 +88,7 @@ def _redirect(directory: Path) -> None:
             os.dup2(file.fileno(), stream.fileno())
 
 
-def _call(call: dict[str, Any]) -> None:
+def _call(call: dict[str, Any]) -> Any:
     sys.path[:] = call["search_path"]
     # The launcher's own serves to find this module; programs that the rank starts get the user's.
     os.environ.pop("PYTHONPATH", None)
@@ -82,7 +96,7 @@ def _call(call: dict[str, Any]) -> None:
         os.environ["PYTHONPATH"] = call["PYTHONPATH"]
     module, _, name = call["target"].partition(":")
     function: Any = reduce(getattr, name.split("."), importlib.import_module(module))
-    function(**call["arguments"])
+    return function(**call["arguments"])
 
 
 def _fail(error: BaseException, directory: Path) -> NoReturn:
@@ -115,10 +129,15 @@ def _told(error: BaseException) -> dict[str, str]:
         return {"error": str(error)}
     if isinstance(error, SystemExit) and isinstance(error.code, str):
         return {"error": error.code}
+    return {"traceback": users_traceback(error)}
+
+
+def users_traceback(error: BaseException) -> str:
+    """The traceback from the user's own code on, without how dsx came to call it."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(_CALLERS):
         trace = trace.tb_next
-    return {"traceback": "".join(traceback.format_exception(type(error), error, trace))}
+    return "".join(traceback.format_exception(type(error), error, trace))
 
 
 def _end() -> NoReturn:

@@ -1,29 +1,23 @@
-"""Samples of a source, dealt to ranks and micro-batches.
-
-A source is anything with a length and `[i] -> sample`, or an iterable. It may have `held_out`, another source to
-evaluate on, and `sample(model) -> str`, a text that shows what the model has learnt.
-"""
+"""Samples dealt to ranks and micro-batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from dsx.errors import DsxError
-from dsx.run.order import shuffled
-
-Fetch = Callable[[int], Any]
+from dsx.engine import MicroBatch
+from dsx.run.samples import samples_of
 
 
 class Batches:
     """Micro-batches of each update for one rank.
 
-    The samples of update s are those with global indices [s * global, (s + 1) * global); micro-batch m of rank r has
-    the m-th stretch of micro * world of them, r-th part.
+    The samples of update s are those with global indices [s * global, (s + 1) * global), counted from where the run was
+    resumed; micro-batch m of rank r has the m-th stretch of micro * world of them, r-th part.
     """
 
     def __init__(
@@ -31,18 +25,49 @@ class Batches:
     ) -> None:
         self._micro, self._accumulation, self._rank, self._world = micro, accumulation, rank, world
         self._device = device
-        self._fetch = _indexed(source, seed) if hasattr(source, "__getitem__") else _streamed(source)
+        self._samples = samples_of(source, seed)
+        self._wanted = {slot for micro_batch in range(accumulation) for slot in self._slots(micro_batch)}
+        self._number = self._first = 0
 
     @property
     def samples(self) -> int:
         """Samples of one update, over all ranks."""
         return self._micro * self._accumulation * self._world
 
-    def update(self, number: int) -> Iterator[Any]:
-        """This rank's micro-batches of update `number`, from 0."""
-        for micro in range(self._accumulation):
-            first = number * self.samples + (micro * self._world + self._rank) * self._micro
-            yield collate([self._fetch(first + i) for i in range(self._micro)], self._device)
+    def update(self, number: int) -> Iterator[MicroBatch]:
+        """This rank's micro-batches of update `number`, from 0; none once the data has ended.
+
+        In the last, incomplete window of a source that ends, micro-batches weigh what they have of their samples; every
+        rank makes the same number of them, one without samples at weight 0.
+        """
+        window = self._samples.window(self.index(number), self.samples, self._wanted)
+        for micro_batch in range(self._accumulation):
+            if micro_batch * self._world * self._micro >= window.count:
+                return
+            present = [slot for slot in self._slots(micro_batch) if slot < window.count]
+            samples = [window[slot] for slot in present] or [window.spare()]
+            yield MicroBatch(collate(samples, self._device), len(present) / self._micro)
+
+    def first(self) -> Any:
+        """A sample to look at; it is not used up."""
+        return self._samples.first()
+
+    def index(self, number: int) -> int:
+        """Global index of the first sample of update `number`."""
+        return self._first + (number - self._number) * self.samples
+
+    def state(self) -> Mapping[str, Any] | None:
+        """What a checkpoint keeps of the source; the same on every rank between updates."""
+        return self._samples.state()
+
+    def resume(self, number: int, first: int, state: Mapping[str, Any] | None) -> None:
+        """Continue with update `number` at the sample with global index `first`, whatever an update's size was."""
+        self._number, self._first = number, first
+        self._samples.resume(first, state)
+
+    def _slots(self, micro_batch: int) -> range:
+        first = (micro_batch * self._world + self._rank) * self._micro
+        return range(first, first + self._micro)
 
 
 def collate(samples: Sequence[Any], device: torch.device) -> Any:
@@ -70,39 +95,3 @@ def tokens_of(sample: Any) -> int:
     if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
         return 1
     return next((tokens_of(value) for value in values if isinstance(value, Tensor)), 1)
-
-
-def _indexed(source: Any, seed: int) -> Fetch:
-    length = len(source)
-    if length == 0:
-        raise DsxError("the data source has no samples", where="data.source")
-    return lambda index: source[shuffled(index, length, seed)]
-
-
-def _streamed(source: Any) -> Fetch:
-    """Samples of an iterable in its own order, started anew when it ends; each rank passes over the others' samples."""
-    if not hasattr(source, "__iter__"):
-        raise DsxError(
-            f"the data source is a {type(source).__name__}",
-            where="data.source",
-            expected="something with a length and [i], or an iterable",
-        )
-    stream = iter(source)
-    position = 0
-
-    def fetch(index: int) -> Any:
-        nonlocal stream, position
-        if index < position:
-            stream, position = iter(source), 0
-        anew = False
-        while True:
-            for sample in stream:
-                anew = False
-                position += 1
-                if position == index + 1:
-                    return sample
-            if anew:
-                raise DsxError("the data source ended, and began no second time", where="data.source")
-            stream, anew = iter(source), True
-
-    return fetch

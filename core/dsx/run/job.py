@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import random
-import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import frozen
-from torch import nn
+from attrs import define, frozen
 
-from dsx.contracts import Evaluation, RunInfo
+from dsx.contracts import Evaluation, Report, RunInfo
 from dsx.engine import Engine
 from dsx.errors import DsxError
-from dsx.launch.distributed import join, leave
+from dsx.launch.distributed import Ranks, join, leave
+from dsx.launch.stop import install_handlers, stop_requested
 from dsx.manifest import Manifest
 from dsx.manifest.batch import Batch
-from dsx.manifest.schema import Target
 from dsx.run.data import Batches, tokens_of
 from dsx.run.evaluate import evaluate
+from dsx.run.resume import Keeper
+from dsx.run.targets import make, make_model
 from dsx.run.weights import save_weights
 from dsx.start import prepare
 
@@ -33,46 +32,54 @@ WEIGHTS = "model.safetensors"
 class Summary:
     """How a run ended.
 
+    updates  windows of samples used, skipped ones included
     before   evaluation of the untrained model, if the data has a held-out part
     after    of the trained one
-    weights  the file written
+    weights  the file written; None after a stop
     skips    updates skipped because a gradient was not finite
     sample   a text by the trained model, if the data can make one
+    notes    what else happened
+    stopped  the signal that stopped the run, or 0
     """
 
-    before: Evaluation | None
+    updates: int
+    before: float | None
     after: Evaluation | None
-    weights: Path
+    weights: Path | None
     skips: int
     sample: str
+    notes: tuple[str, ...] = ()
+    stopped: int = 0
 
 
-def run(manifest: str, overrides: Sequence[str] = (), overwrite: bool = False) -> Summary:
+def run(
+    manifest: str,
+    overrides: Sequence[str] = (),
+    overwrite: bool = False,
+    resume: str | None = None,
+    timeout_s: float = 600,
+) -> Summary:
     """Train as the manifest at this path says; entered by every rank.
 
-    Raises `DsxError` where the manifest lacks what a run needs, or its folder holds an earlier run's weights.
+    resume  "latest", the path or name of a checkpoint, "latest-or-start", or None
+
+    Raises `DsxError` where the manifest lacks what a run needs, its folder holds an earlier run, or nothing is there to
+    resume from.
     """
     settings = Manifest.load(manifest, set=overrides)
-    steps = check(settings, overwrite)
+    check(settings, overwrite, resume)
     cuda = torch.cuda.is_available()
-    ranks = join(torch.device("cuda" if cuda else "cpu"))
+    ranks = join(torch.device("cuda" if cuda else "cpu"), timeout_s)
     device = torch.device("cuda", ranks.local_rank) if cuda else torch.device("cpu")
     try:
-        batch = settings.resolve_batch(ranks.world)
-        _seed(settings.run.seed)
-        model, source = make_model(settings.model, device), make(settings.data, "data.source")
-        engine = prepare(model, settings, overlap_publish=True)
-        _seed(settings.run.seed * 1_000_003 + 1 + ranks.rank)
-        try:
-            return _train(engine, settings, source, batch, steps, device)
-        finally:
-            engine.close()
+        with install_handlers():
+            return _prepared(settings, ranks, device, overwrite, resume)
     finally:
         leave(ranks)
 
 
-def check(settings: Manifest, overwrite: bool) -> int:
-    """The number of steps, after refusing what `dsx run` cannot run."""
+def check(settings: Manifest, overwrite: bool, resume: str | None) -> None:
+    """Refuse what `dsx run` cannot run."""
     missing = [
         f"{key} ({words})"
         for key, words, value in (
@@ -87,98 +94,135 @@ def check(settings: Manifest, overwrite: bool) -> int:
         raise DsxError(
             f"`dsx run` needs {', '.join(missing)}", where=str(settings.path), remedy="`dsx init` writes a start"
         )
-    weights = settings.run.folder / WEIGHTS
-    if weights.exists() and not overwrite:
-        raise DsxError(
-            f"{weights} holds the weights of an earlier run",
-            where="run.out",
-            remedy="choose another folder with --set run.out=..., or give --overwrite",
+    if overwrite or resume:
+        return
+    folder = settings.run.folder
+    for held, what in ((folder / WEIGHTS, "the weights"), (folder / "checkpoints" / "latest", "checkpoints")):
+        if held.exists():
+            raise DsxError(
+                f"{folder} holds {what} of an earlier run",
+                where="run.out",
+                remedy="go on with --resume, choose another folder with --set run.out=..., or give --overwrite",
+            )
+
+
+def _prepared(settings: Manifest, ranks: Ranks, device: torch.device, overwrite: bool, resume: str | None) -> Summary:
+    assert settings.model is not None and settings.data is not None
+    batch = settings.resolve_batch(ranks.world)
+    _seed(settings.run.seed)
+    model, source = make_model(settings.model, device), make(settings.data, "data.source")
+    engine = prepare(model, settings, overlap_publish=True)
+    _seed(settings.run.seed * 1_000_003 + 1 + ranks.rank)
+    engine.words["stop"] = lambda: float(stop_requested() > 0)
+    engine.words["signal"] = lambda: float(stop_requested())
+    try:
+        training = _Training(engine, settings, source, batch, device)
+        training.keeper.begin(training.batches, overwrite, resume)
+        return training.run()
+    finally:
+        engine.close()
+
+
+@define(init=False)
+class _Training:
+    """A run under way on one rank."""
+
+    engine: Engine
+    settings: Manifest
+    source: Any
+    batches: Batches
+    keeper: Keeper
+    device: torch.device
+    micro: int
+
+    def __init__(self, engine: Engine, settings: Manifest, source: Any, batch: Batch, device: torch.device) -> None:
+        transport = engine.program.transport
+        assert batch.micro is not None
+        self.engine, self.settings, self.source, self.device = engine, settings, source, device
+        self.micro = batch.micro
+        self.batches = Batches(
+            source,
+            micro=batch.micro,
+            accumulation=batch.accumulation,
+            rank=transport.rank,
+            world=transport.world,
+            seed=settings.run.seed,
+            device=device,
         )
-    return settings.run.steps or 0
+        self.keeper = Keeper(engine, settings, device)
 
+    def run(self) -> Summary:
+        settings, engine, keeper = self.settings, self.engine, self.keeper
+        steps = settings.run.steps or 0
+        for observer in engine.program.observers:
+            observer.start(self._info(steps))
+        if keeper.untrained is None:
+            found = self.evaluate()
+            keeper.untrained = found.loss if found else None
+        after, stopped, notes = None, 0, list(keeper.notes)
+        while keeper.updates < steps and not stopped:
+            batches = self.batches.update(keeper.updates)
+            first = next(batches, None)
+            if first is None:
+                notes.append(f"the data ended after {keeper.updates} of {steps} updates")
+                break
+            report = engine.train_step(chain([first], batches))
+            keeper.count()
+            stopped = _stop_signal(report)
+            keeper.save_if_due(self.batches, final=keeper.updates == steps, stopped=bool(stopped))
+            if not stopped and settings.evaluate.every and keeper.updates % settings.evaluate.every == 0:
+                after = self.evaluate()
+        if stopped:
+            return self._summary(after, None, notes, stopped)
+        if after is None or after.step != engine.steps:
+            after = self.evaluate()
+        save_weights(engine, settings.run.folder / WEIGHTS)
+        return self._summary(after, settings.run.folder / WEIGHTS, notes, 0)
 
-def _train(engine: Engine, settings: Manifest, source: Any, batch: Batch, steps: int, device: torch.device) -> Summary:
-    transport, observers = engine.program.transport, engine.program.observers
-    micro = batch.micro or 1
-    batches = Batches(
-        source,
-        micro=micro,
-        accumulation=batch.accumulation,
-        rank=transport.rank,
-        world=transport.world,
-        seed=settings.run.seed,
-        device=device,
-    )
-    folder, held_out = settings.run.folder, getattr(source, "held_out", None)
-    folder.mkdir(parents=True, exist_ok=True)
-    info = _info(engine, settings, source, batches, steps)
-    for observer in observers:
-        observer.start(info)
-
-    def evaluated() -> Evaluation | None:
+    def evaluate(self) -> Evaluation | None:
+        held_out = getattr(self.source, "held_out", None)
         if held_out is None or len(held_out) == 0:
             return None
-        found = evaluate(engine, held_out, micro=micro, device=device, samples=settings.evaluate.samples)
-        for observer in observers:
+        samples = self.settings.evaluate.samples
+        found = evaluate(self.engine, held_out, micro=self.micro, device=self.device, samples=samples)
+        for observer in self.engine.program.observers:
             observer.evaluated(found)
         return found
 
-    before = after = evaluated()
-    every = settings.evaluate.every
-    for number in range(steps):
-        engine.train_step(batches.update(number))
-        if number + 1 == steps or (every and (number + 1) % every == 0):
-            after = evaluated()
-    save_weights(engine, folder / WEIGHTS)
-    return Summary(before, after, folder / WEIGHTS, engine.skips, _sample(engine, source))
+    def _summary(self, after: Evaluation | None, weights: Path | None, notes: Sequence[str], stopped: int) -> Summary:
+        sample = "" if stopped else self._sample()
+        keeper = self.keeper
+        return Summary(
+            keeper.updates, keeper.untrained, after, weights, self.engine.skips, sample, tuple(notes), stopped
+        )
+
+    def _info(self, steps: int) -> RunInfo:
+        settings, model = self.settings, self.engine.model
+        count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        return RunInfo(
+            settings.run.name,
+            steps,
+            count,
+            self.engine.program.transport.world,
+            self.batches.samples,
+            tokens_of(self.batches.first()),
+            settings.run.folder,
+        )
+
+    def _sample(self) -> str:
+        """Entered by all ranks: under some layouts a forward needs every one of them."""
+        show = getattr(self.source, "sample", None)
+        if show is None:
+            return ""
+        self.engine.model.eval()
+        with torch.no_grad():
+            return str(show(self.engine.model))
 
 
-def _info(engine: Engine, settings: Manifest, source: Any, batches: Batches, steps: int) -> RunInfo:
-    first = source[0] if hasattr(source, "__getitem__") else next(iter(source), 0)
-    count = sum(parameter.numel() for parameter in engine.model.parameters() if parameter.requires_grad)
-    world = engine.program.transport.world
-    return RunInfo(settings.run.name, steps, count, world, batches.samples, tokens_of(first))
-
-
-def _sample(engine: Engine, source: Any) -> str:
-    """Entered by all ranks: under some layouts a forward needs every one of them."""
-    show = getattr(source, "sample", None)
-    if show is None:
-        return ""
-    engine.model.eval()
-    with torch.no_grad():
-        return str(show(engine.model))
-
-
-def make_model(target: Target | None, device: torch.device) -> nn.Module:
-    """The manifest's model, on `device`."""
-    model = make(target, "model.factory")
-    if not isinstance(model, nn.Module):
-        raise DsxError(f"model.factory returned a {type(model).__name__}", expected="a torch.nn.Module")
-    return model.to(device)
-
-
-def make(target: Target | None, key: str) -> Any:
-    """Call a "module:callable" with its arguments. The current folder is searched first, as a script's own is."""
-    assert target is not None
-    module, _, name = target.path.partition(":")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        found: Any = importlib.import_module(module)
-        for attribute in name.split("."):
-            found = getattr(found, attribute)
-    except (ImportError, AttributeError) as error:
-        raise DsxError(f"{key} = '{target.path}' cannot be found", found=str(error)) from error
-    try:
-        inspect.signature(found).bind(**target.keywords())
-    except TypeError as error:
-        known = ", ".join(inspect.signature(found).parameters)
-        section = key.split(".")[0]
-        raise DsxError(f"{target.path}: {error}", where=f"[{section}]", expected=f"among {known}") from error
-    except ValueError:
-        pass  # a callable without a signature, such as some built in C
-    return found(**target.keywords())
+def _stop_signal(report: Report) -> int:
+    """The signal that some ranks have heard of, the same on all."""
+    asked = report.words.get("stop", 0)
+    return round(report.words["signal"] / asked) if asked else 0
 
 
 def _seed(seed: int) -> None:

@@ -175,7 +175,8 @@ def check_store(engine: Engine) -> None:
     store.drain()
     name, room = names[0], torch.full((104,), -1.0)
     _say(store.fetch(key, [name], into=room[1:102]) == {}, "fetch(into=...) lends a tensor besides filling `into`")
-    _say(torch.equal(room[1:102], first * 2) and room[102] == -1, "fetch(into=...) does not fill `into` with the state")
+    filled = torch.equal(room[1:102], first * 2) and room[102].item() == -1
+    _say(filled, "fetch(into=...) does not fill `into` with the state")
     store.put(key, [])
     store.add(key, name, first, first=False)
     _say(torch.equal(store.fetch(key, [name])[name], first * 3), "add() does not add")

@@ -1,0 +1,177 @@
+"""What of an engine is saved: logical tensors, a few numbers, random generators."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from dsx.checkpoint.slices import Slice
+from dsx.contracts import Flat, Segment, Shard, State
+from dsx.engine import Engine
+from dsx.errors import CheckpointError
+from dsx.units import plain
+
+
+@frozen
+class Entry:
+    """One logical tensor of a parameter, and this rank's part of it.
+
+    key    "weight/<parameter>" or "<state>/<parameter>"
+    saved  the slice that this rank writes, None if others do
+    held   all that this rank has of it, to be read into
+    """
+
+    key: str
+    saved: Slice | None
+    held: Slice | None
+
+
+class Content:
+    """The tensors of an engine, borrowed from its store until `release`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._layout, self._store = engine.program.layout, engine.program.store
+        self._rank, self._world = engine.program.transport.rank, engine.program.transport.world
+        self._shards = {shard.flat: shard for shard in self._layout.shards}
+        self._borrowed: list[str] = []
+        _refuse_unsupported(engine)
+
+    def entries(self) -> Iterator[Entry]:
+        """Every weight and state of every parameter, in the order of the model's units."""
+        for unit in self._layout.units:
+            for flat in unit.flats:
+                shard = self._shards.get(flat)
+                if shard is None:
+                    held, start = self._layout.resting(flat)
+                    yield from self._elements(flat, "weight", held, start, flat.part(self._rank, self._world))
+                else:
+                    yield from self._trained(flat, shard)
+
+    def _trained(self, flat: Flat, shard: Shard) -> Iterator[Entry]:
+        tensors = self._store.fetch(flat.key, list(self._store.names(flat.key)))
+        self._borrowed.append(flat.key)
+        yield from self._elements(flat, "weight", self._authoritative(shard, tensors), shard.start, shard.owned)
+        for state in self._engine.program.rule.states:
+            if state.shape == "segment":
+                yield from self._numbers(flat, state, tensors[state.name], shard.owned)
+            else:
+                yield from self._elements(flat, state.name, tensors[state.name], shard.start, shard.owned)
+
+    def _authoritative(self, shard: Shard, tensors: Mapping[str, Tensor]) -> Tensor:
+        if "master" in tensors:
+            return tensors["master"]
+        target = self._layout.target(shard)
+        return tensors["param"] if target is None else target
+
+    def _elements(self, flat: Flat, name: str, held: Tensor, start: int, owned: tuple[int, int]) -> Iterator[Entry]:
+        """Entries of a state with one number for each element; `held` begins at `start` of the flat parameter."""
+        stop = start + held.numel()
+        for segment in flat.segments:
+            key = f"{name}/{segment.name}"
+            saves = _slice(segment, held, start, max(owned[0], start), min(owned[1], stop))
+            if segment.start == segment.stop:
+                empty = _slice(segment, held, start, segment.start, segment.stop, always=True)
+                yield Entry(key, empty if self._rank == 0 else None, empty)
+            else:
+                yield Entry(key, saves, _slice(segment, held, start, start, stop))
+
+    def _numbers(self, flat: Flat, state: State, held: Tensor, owned: tuple[int, int]) -> Iterator[Entry]:
+        """Entries of a state with one number for each parameter; saved by whoever owns its first element."""
+        for number, segment in enumerate(flat.segments):
+            one = Slice(held[number : number + 1], 0, torch.Size(()))
+            mine = owned[0] <= segment.start < owned[1] if segment.start < segment.stop else self._rank == 0
+            yield Entry(f"{state.name}/{segment.name}", one if mine else None, one)
+
+    def restored(self) -> None:
+        """Derive the parameters from the weights that were read, and bring them to whoever needs them."""
+        for shard in self._layout.shards:
+            tensors = self._store.fetch(shard.key, list(self._store.names(shard.key)))
+            target = self._layout.target(shard)
+            param = tensors["param"] if target is None else target
+            param.copy_(self._authoritative(shard, tensors))
+            self._store.put(shard.key, list(self._store.names(shard.key)))
+            self._layout.publish(shard)
+        self._layout.settle()
+
+    def release(self, changed: bool) -> None:
+        """Give everything back."""
+        for key in self._borrowed:
+            self._store.put(key, list(self._store.names(key)) if changed else [])
+        self._borrowed = []
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Persistent buffers; they are local, and rank 0's are the ones saved."""
+        model = plain(self._engine.model)
+        persistent = model.state_dict(keep_vars=True)
+        return {f"buffer/{name}": b.data for name, b in model.named_buffers() if name in persistent}
+
+
+def _slice(segment: Segment, held: Tensor, start: int, low: int, high: int, always: bool = False) -> Slice | None:
+    """The part of a parameter within [low, high) of the flat parameter; None if there is none."""
+    low, high = max(segment.start, low), min(segment.stop, high)
+    if low >= high and not always:
+        return None
+    return Slice(held[low - start : max(low, high) - start], low - segment.start, segment.shape)
+
+
+def _refuse_unsupported(engine: Engine) -> None:
+    for state in engine.program.rule.states:
+        if state.scope != "shard" or state.shape == "block":
+            raise CheckpointError(
+                f"the state '{state.name}' cannot be saved yet: its scope is '{state.scope}', its shape '{state.shape}'"
+            )
+
+
+def numbers(engine: Engine) -> dict[str, Any]:
+    """What an engine knows besides tensors, as JSON."""
+    program = engine.program
+    return {
+        "steps": engine.steps,
+        "skips": engine.skips,
+        "counts": dict(zip(program.parameters, engine.counts, strict=True)),
+        "scaler": dict(program.scaler.state()),
+        "rule": dict(program.rule.state()),
+    }
+
+
+def restore_numbers(engine: Engine, kept: Mapping[str, Any]) -> None:
+    """Continue from `numbers`; counters by parameter name, 0 for one that the checkpoint does not have."""
+    program = engine.program
+    engine.steps, engine.skips = kept["steps"], kept["skips"]
+    engine.counts = [kept["counts"].get(name, 0) for name in program.parameters]
+    if kept["scaler"]:
+        program.scaler.load(kept["scaler"])
+    if kept["rule"]:
+        program.rule.load(kept["rule"])
+
+
+def generators(device: torch.device) -> dict[str, Tensor]:
+    """States of this rank's random generators: torch's, python's, the device's; uint8 or int64 [any]."""
+    states = {"torch": torch.get_rng_state(), "python": _python_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def restore_generators(states: Mapping[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states["torch"])
+    version, *words, gauss = states["python"].tolist()
+    random.setstate((version, tuple(words), None if gauss == 0 else _gauss(gauss)))
+    if "cuda" in states and device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def _python_state() -> Tensor:
+    version, words, gauss = random.getstate()
+    bits = 0 if gauss is None else int(torch.tensor(gauss, dtype=torch.float64).view(torch.int64).item())
+    return torch.tensor([version, *words, bits], dtype=torch.int64)
+
+
+def _gauss(bits: int) -> float:
+    return float(torch.tensor(bits, dtype=torch.int64).view(torch.float64).item())

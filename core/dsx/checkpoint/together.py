@@ -1,0 +1,82 @@
+"""An error of one rank becomes the same error on all, and a rank that does not come is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from dsx.contracts import Transport
+from dsx.errors import CheckpointError, DsxError, RankMismatch
+
+_BYTES = 4096
+_FIELDS = ("what", "where", "expected", "found", "remedy")
+
+T = TypeVar("T")
+
+
+def together(transport: Transport, device: torch.device, work: Callable[[], T]) -> T:
+    """Do `work` on every rank; if it fails on any, every rank raises the error of the first that failed.
+
+    Raises `CheckpointError` with that rank's words; a rank's own exception is its cause there.
+    """
+    result: T | None = None
+    failure: Exception | None = None
+    try:
+        result = work()
+    except Exception as error:
+        failure = error
+    mine = torch.tensor(list(_packed(failure).ljust(_BYTES, b"\0")), dtype=torch.uint8, device=device)
+    every = torch.empty(_BYTES * transport.world, dtype=torch.uint8, device=device)
+    transport.all_gather(every, mine, channel="admin", purpose="admin").wait()
+    for rank, row in enumerate(every.view(transport.world, _BYTES).cpu()):
+        packed = bytes(row.tolist()).rstrip(b"\0")
+        if packed:
+            raise _unpacked(packed, rank, transport.world) from failure
+    return result  # type: ignore[return-value]
+
+
+def _packed(failure: Exception | None) -> bytes:
+    """A failure in at most `_BYTES` bytes; b"" for none."""
+    if failure is None:
+        return b""
+    if not isinstance(failure, DsxError):
+        failure = CheckpointError(f"{type(failure).__name__}: {failure}")
+    texts = {name: str(text) for name in _FIELDS if (text := getattr(failure, name)) is not None}
+    packed, room = json.dumps(texts).encode(), 800
+    while len(packed) > _BYTES:
+        packed, room = json.dumps({name: text[:room] for name, text in texts.items()}).encode(), room // 2
+    return packed
+
+
+def _unpacked(packed: bytes, rank: int, world: int) -> CheckpointError:
+    fields: dict[str, str] = json.loads(packed)
+    if world > 1:
+        fields["where"] = f"{fields['where']}, on rank {rank}" if "where" in fields else f"rank {rank}"
+    return CheckpointError(fields.pop("what"), **fields)
+
+
+def roll_call(transport: Transport, what: str, timeout_s: float) -> None:
+    """Wait until every rank has come here; raise `RankMismatch` naming those that have not, on the ranks that have.
+
+    For collectives that users enter: entered on one rank only, they would wait for ever.
+    """
+    if transport.world == 1:
+        return
+    store = dist.distributed_c10d._get_default_store()
+    call = f"dsx/roll_call/{store.add(f'dsx/roll_calls_of/{transport.rank}', 1)}"
+    store.set(f"{call}/{transport.rank}", "here")
+    try:
+        store.wait([f"{call}/{rank}" for rank in range(transport.world)], timedelta(seconds=timeout_s))
+    except (RuntimeError, dist.DistStoreError):
+        missing = [rank for rank in range(transport.world) if not store.check([f"{call}/{rank}"])]
+        raise RankMismatch(
+            f"{what} was not entered by rank {', '.join(map(str, missing))} within {timeout_s:g} s",
+            ranks=missing,
+            expected=f"all {transport.world} ranks call it",
+            remedy="call it on every rank, not on the first one only",
+        ) from None

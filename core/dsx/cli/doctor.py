@@ -1,0 +1,271 @@
+"""`dsx doctor`: what of this machine and environment dsx can use, and what each absence costs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+import click
+from attrs import frozen
+
+from dsx.entries import COMMANDS, PLUGINS, Entries, Registration
+from dsx.errors import DsxError
+
+_GB = 1e9
+_LITTLE_SPACE = 1 * _GB
+
+
+@frozen
+class Finding:
+    """What one check found.
+
+    check   what was looked at
+    state   ok; note: dsx works, at a cost; broken: to be mended
+    found   what is there
+    advice  what its absence costs, or how to mend it
+    """
+
+    check: str
+    state: Literal["ok", "note", "broken"]
+    found: str
+    advice: str = ""
+
+
+@click.command()
+@click.option("--plugins", "load", is_flag=True, help="Import every installed plugin too, and say which cannot be.")
+@click.option("--json", "as_json", is_flag=True, help="For scripts.")
+@click.pass_context
+def command(ctx: click.Context, load: bool, as_json: bool) -> None:
+    """Say what of this machine dsx can use, what each absence costs, and what is broken.
+
+    Exit code 0, or 1 if something is broken.
+    """
+    findings = [*examine(), *(_loaded() if load else ())]
+    if as_json:
+        click.echo(json.dumps([attrs.asdict(finding) for finding in findings], indent=2))
+    else:
+        _show(findings)
+    ctx.exit(any(finding.state == "broken" for finding in findings))
+
+
+def examine() -> Iterator[Finding]:
+    """Every check but the import of plugins."""
+    yield Finding("python", "ok", f"{platform.python_version()} at {sys.executable}, {platform.platform(terse=True)}")
+    yield from _distribution()
+    yield from _torch()
+    yield _compiler()
+    yield _package("triton", ("triton",), "GPU kernels in Triton do not run, nor torch.compile on GPUs")
+    yield _package("cupy", _cupys(), "GPU kernels in CUDA C++ do not run; others take their place, more slowly")
+    yield _disk("folder", Path.cwd(), "runs write here unless run.out names another folder")
+    yield _disk("temp", Path(tempfile.gettempdir()), "ranks write their logs here; set TMPDIR to another folder")
+    yield from _registrations()
+    yield from _commands()
+
+
+def _show(findings: list[Finding]) -> None:
+    colours = {"ok": "green", "note": "yellow", "broken": "red"}
+    width = max(len(finding.check) for finding in findings)
+    for finding in findings:
+        state = click.style(f"{finding.state:6}", fg=colours[finding.state])
+        click.echo(f"{state}  {finding.check:{width}}  {finding.found}")
+        if finding.advice:
+            click.echo(f"{'':6}  {'':{width}}  {finding.advice}")
+    broken = [finding.check for finding in findings if finding.state == "broken"]
+    click.echo(f"\nbroken: {', '.join(broken)}" if broken else "\nnothing is broken")
+
+
+def _distribution() -> Iterator[Finding]:
+    version = _version("dsx-engine")
+    if version is None:
+        advice = "without its metadata dsx finds no plugin, not even its own: pip install dsx-engine"
+        yield Finding("dsx", "broken", "the distribution dsx-engine is not installed", advice)
+    else:
+        yield Finding("dsx", "ok", f"dsx-engine {version} at {Path(__file__).parents[1]}")
+    foreign = _version("dsx")
+    if foreign is not None:
+        yield Finding(
+            "dsx",
+            "broken",
+            f"the distribution `dsx` {foreign}, somebody else's, is installed too, and both write to a package `dsx`",
+            "pip uninstall dsx dsx-engine, then pip install dsx-engine",
+        )
+
+
+def _torch() -> Iterator[Finding]:
+    try:
+        import torch
+    except Exception as error:
+        advice = "nothing trains without it: pip install torch, of 2.11 or newer"
+        yield Finding("torch", "broken", f"cannot be imported: {type(error).__name__}: {error}", advice)
+        return
+    cuda, hip = torch.version.cuda, torch.version.hip
+    build = f"built for CUDA {cuda}" if cuda else f"built for ROCm {hip}" if hip else "built for CPUs only"
+    yield Finding("torch", "ok", f"{torch.__version__}, {build}")
+    yield from _devices(torch, bool(cuda or hip))
+    yield from _backends(torch)
+    yield _threads(torch)
+
+
+def _devices(torch: Any, build_has_gpus: bool) -> Iterator[Finding]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+            for index in range(count):
+                properties = torch.cuda.get_device_properties(index)
+                yield Finding(f"GPU {index}", "ok", f"{properties.name}, {properties.total_memory / _GB:.0f} GB")
+        except Exception as error:
+            yield Finding("GPU", "broken", f"{type(error).__name__}: {error}", "run nvidia-smi, and look at the driver")
+            return
+    if count:
+        return
+    cost = "runs train on the CPU: fine for small models and for trying things out"
+    if build_has_gpus:
+        said = "; ".join(str(warning.message).splitlines()[0] for warning in caught)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        hidden = f" (CUDA_VISIBLE_DEVICES is '{visible}')" if visible is not None else ""
+        yield Finding("GPU", "note", f"none is visible to torch{hidden}{f': {said}' if said else ''}", cost)
+    else:
+        yield Finding("GPU", "note", "none that this build of torch could use", cost)
+
+
+def _backends(torch: Any) -> Iterator[Finding]:
+    costs = {
+        "gloo": "several ranks on CPUs cannot talk to each other",
+        "nccl": "several ranks on GPUs cannot talk to each other; without GPUs this costs nothing",
+        "mpi": "",
+        "ucc": "",
+    }
+    distributed = torch.distributed
+    for name, cost in costs.items():
+        if distributed.is_available() and getattr(distributed, f"is_{name}_available")():
+            yield Finding(name, "ok", "in this build of torch")
+        elif cost:
+            yield Finding(name, "note", "not in this build of torch", cost)
+        else:
+            yield Finding(name, "ok", "not in this build of torch, and no part of dsx uses it")
+
+
+def _threads(torch: Any) -> Finding:
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    threads, setting = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
+    told = f"OMP_NUM_THREADS is '{setting}'" if setting else "OMP_NUM_THREADS is not set"
+    found = f"torch uses {threads} of {cores} cores; {told}"
+    if threads > cores:
+        return Finding("threads", "note", found, "more threads than cores are slower than one for each")
+    if setting:
+        return Finding("threads", "ok", f"{found}, and counts for each rank")
+    return Finding("threads", "ok", f"{found}: with --nproc, ranks share the cores")
+
+
+def _compiler() -> Finding:
+    cost = "kernels for CPUs run as plain PyTorch, more slowly, and torch.compile does not work on CPUs"
+    chosen = os.environ.get("CXX")
+    found = next(filter(None, map(shutil.which, [chosen.split()[0]] if chosen else ["c++", "g++", "clang++"])), None)
+    if found is None:
+        said = f"CXX names '{chosen}', which is not there" if chosen else "no c++, g++ or clang++ on the PATH"
+        return Finding("compiler", "note", said, cost)
+    try:
+        done = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding("compiler", "note", f"{found} does not work: {error}", cost)
+    return Finding("compiler", "ok", f"{found}: {(done.stdout.splitlines() or ['?'])[0]}")
+
+
+def _package(module: str, distributions: tuple[str, ...], cost: str) -> Finding:
+    """A package that is looked for, but not imported: that would take seconds, or start a GPU."""
+    versions = {name: version for name in distributions if (version := _version(name))}
+    if importlib.util.find_spec(module) is None:
+        if versions:
+            return Finding(module, "broken", f"{_listed(versions)} is installed, but has no package {module}", cost)
+        return Finding(module, "note", "not installed", cost)
+    if len(versions) > 1:
+        advice = "they overwrite each other's files: uninstall all, and install the one for your CUDA"
+        return Finding(module, "broken", _listed(versions), advice)
+    return Finding(module, "ok", _listed(versions) or "there, but of no distribution")
+
+
+def _cupys() -> tuple[str, ...]:
+    """CuPy comes as one distribution for each version of CUDA or ROCm."""
+    names = {_normalised(found.metadata["Name"]) for found in metadata.distributions() if found.metadata["Name"]}
+    return tuple(sorted(name for name in names if name == "cupy" or name.startswith(("cupy-cuda", "cupy-rocm"))))
+
+
+def _disk(check: str, folder: Path, use: str) -> Finding:
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return Finding(check, "broken", f"{folder}: {error.strerror}", use)
+    found = f"{free / _GB:.1f} GB free in {folder}"
+    if not os.access(folder, os.W_OK):
+        return Finding(check, "note", f"{found}, which cannot be written to", use)
+    return Finding(check, "ok", found) if free >= _LITTLE_SPACE else Finding(check, "note", found, use)
+
+
+def _registrations() -> Iterator[Finding]:
+    entries = Entries.scan(PLUGINS)
+    packages = {entry.distribution for entry in entries.registrations}
+    yield Finding("plugins", "ok", f"{len(entries.names())}, from {len(packages)} installed packages")
+    for name, rivals in _rivals(entries).items():
+        found = f"'{name}' is registered by {' and by '.join(entry.distribution for entry in rivals)}"
+        yield Finding("plugins", "broken", found, "runs that name it are refused: uninstall one of them")
+    for note in entries.notes:
+        yield Finding("plugins", "broken", note, "reinstall or remove that package: what it registers may be missing")
+
+
+def _commands() -> Iterator[Finding]:
+    for name, rivals in _rivals(Entries.scan(COMMANDS)).items():
+        found = f"'dsx {name}' is registered by {' and by '.join(entry.distribution for entry in rivals)}"
+        yield Finding("commands", "broken", found, "the command is refused: uninstall one of them")
+
+
+def _rivals(entries: Entries) -> dict[str, list[Registration]]:
+    """Names that more than one distribution registers."""
+    found: dict[str, list[Registration]] = defaultdict(list)
+    for entry in entries.registrations:
+        found[entry.name].append(entry)
+    return {name: rivals for name, rivals in found.items() if len(rivals) > 1}
+
+
+def _loaded() -> Iterator[Finding]:
+    from dsx.hooks import Hooks
+    from dsx.registry import Registry
+
+    registry = Registry.scan()
+    rivals = _rivals(registry.entries)
+    for name in (name for name in registry.entries.names() if name not in rivals):
+        try:
+            Hooks([registry.load(name)])
+        except DsxError as error:
+            advice = f"`dsx plugins check {name}` shows more; {error.remedy or 'reinstall or mend its package'}"
+            yield Finding(f"plugin {name}", "broken", f"{error.what} ({error.where})", advice)
+        else:
+            yield Finding(f"plugin {name}", "ok", "loads")
+
+
+def _listed(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _normalised(name: str) -> str:
+    return name.lower().replace("_", "-").replace(".", "-")

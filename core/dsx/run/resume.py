@@ -1,0 +1,115 @@
+"""The checkpoints of `dsx run`: when they are written, and how a run goes on from one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dsx.checkpoint.info import read_info
+from dsx.checkpoint.series import LATEST, Series
+from dsx.checkpoint.together import together
+from dsx.engine import Engine
+from dsx.errors import CheckpointError
+from dsx.manifest import Manifest
+from dsx.run.data import Batches
+from dsx.run.state import decode, encode
+
+
+class Keeper:
+    """Saves and resumes one run.
+
+    updates    windows of samples used so far, skipped ones included
+    untrained  held-out loss before the first update, if it was measured
+    notes      what a resumed run does otherwise than its checkpoint
+    """
+
+    def __init__(self, engine: Engine, settings: Manifest, device: torch.device) -> None:
+        self._engine, self._settings, self._device = engine, settings, device
+        self._transport = engine.program.transport
+        self._writes = self._transport.rank == 0
+        self.series = Series(settings.run.folder / "checkpoints", settings.checkpoint.keep)
+        self.updates = 0
+        self.untrained: float | None = None
+        self.notes: list[str] = []
+        self._saved_at: int | None = None
+
+    def begin(self, batches: Batches, overwrite: bool, resume: str | None) -> None:
+        """Make the run's folder, and continue from a checkpoint if asked to."""
+        together(self._transport, self._device, lambda: self._make_folder(overwrite and not resume))
+        wanted = resume
+        if resume == "latest-or-start":
+            wanted = LATEST if together(self._transport, self._device, self.series.exists) else None
+        if wanted is not None:
+            self._resume(batches, wanted)
+
+    def count(self) -> None:
+        """An update was made, or skipped."""
+        self.updates += 1
+
+    def save_if_due(self, batches: Batches, final: bool, stopped: bool) -> None:
+        """Write a checkpoint every `checkpoint.every` updates, at the end of such a run, and when the run is
+        stopped."""
+        every = self._settings.checkpoint.every
+        if stopped or (every and (final or self.updates % every == 0)):
+            self.save(batches)
+
+    def save(self, batches: Batches) -> None:
+        """Write a checkpoint, make it the latest, and delete the oldest."""
+        if self._saved_at == self.updates:
+            return
+        from dsx.checkpoint.folder import save
+
+        path = self.series.path(self.updates)
+        save(self._engine, path, extra=self._extra(batches))
+        together(self._transport, self._device, lambda: self.series.record(path) if self._writes else None)
+        self._saved_at = self.updates
+
+    def _extra(self, batches: Batches) -> dict[str, Any]:
+        return {
+            "updates": self.updates,
+            "first": batches.index(self.updates),
+            "samples": batches.samples,
+            "source": encode(batches.state()),
+            "untrained": self.untrained,
+            "manifest": self._settings.to_dict(),
+        }
+
+    def _make_folder(self, clear: bool) -> None:
+        if not self._writes:
+            return
+        try:
+            self.series.folder.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"the run's folder cannot be made: {error}", where="run.out") from error
+        self.series.sweep()
+        if clear:
+            self.series.clear()
+
+    def _resume(self, batches: Batches, which: str) -> None:
+        from dsx.checkpoint.folder import load
+
+        path = self.series.find(which)
+        info = together(self._transport, self._device, lambda: read_info(path))
+        extra = info["extra"]
+        if "first" not in extra:
+            raise CheckpointError(f"'{path}' was not written by `dsx run`", remedy="load it with engine.load(path)")
+        together(self._transport, self._device, lambda: self._check_batch(extra, batches))
+        loaded = load(self._engine, path)
+        self.notes += [f"resumed from {path}", *loaded.notes]
+        self.updates, self.untrained = extra["updates"], extra["untrained"]
+        self._saved_at = self.updates if self.series.path(self.updates) == path else None
+        batches.resume(self.updates, extra["first"], decode(extra["source"]))
+
+    def _check_batch(self, extra: dict[str, Any], batches: Batches) -> None:
+        """The same [batch] on another world size must not change the batch without a word."""
+        before, now = extra["samples"], batches.samples
+        if before == now:
+            return
+        if extra["manifest"].get("batch") == self._settings.to_dict().get("batch"):
+            raise CheckpointError(
+                f"with {self._transport.world} ranks the same [batch] gives {now} samples an update",
+                expected=f"{before}, as in the checkpoint",
+                remedy=f"set batch.global={before} and leave out what does not fit, or set another batch on purpose",
+            )
+        self.notes.append(f"an update has {now} samples now; it had {before}")
