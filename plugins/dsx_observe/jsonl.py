@@ -146,6 +146,6 @@ def _mend(path: Path) -> None:
     with path.open("r+b") as file:
         size = file.seek(0, os.SEEK_END)
         begin = file.seek(max(0, size - _LONGEST_LINE))
-        whole = begin + file.read().rfind(b"\n") + 1
+        whole = begin + file.read(_LONGEST_LINE).rfind(b"\n") + 1
         if whole < size:
             file.truncate(whole)

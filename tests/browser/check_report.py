@@ -65,14 +65,18 @@ def check_page(browser: Chromium) -> None:
     """What holds at any size."""
     wide = browser.run("[document.documentElement.scrollWidth, innerWidth]")
     assert wide[0] <= wide[1], f"the page is {wide[0]} pixels wide on a screen of {wide[1]}"
-    curves = browser.run("[...document.querySelectorAll('svg')].map((s) => [...s.querySelectorAll('.curve')]"
-                         ".map((p) => p.getAttribute('d')))")
+    curves = browser.run(
+        "[...document.querySelectorAll('svg')].map((s) => [...s.querySelectorAll('.curve')]"
+        ".map((p) => p.getAttribute('d')))"
+    )
     assert len(curves) == CHARTS, f"{len(curves)} charts"
     for chart in curves:
         assert len(chart) >= 3, f"{len(chart)} curves in a chart of three runs"
         for path in chart:
             numbers = [float(number) for number in re.findall(r"-?[\d.]+", path)]
             assert len(numbers) >= 20 and "NaN" not in path, path[:80]
+    tall = browser.run("Math.max(...[...document.querySelectorAll('button')].map((b) => b.offsetHeight))")
+    assert tall < 50, f"the words of a button are broken: it is {tall} pixels high"
     small = browser.run("[...document.querySelectorAll('svg')].map((s) => s.clientWidth)")
     assert min(small) > 300, f"a chart is {min(small)} pixels wide"
     assert "<b>baseline</b> & co" in browser.run("document.body.innerText"), "a name is taken for markup"
@@ -88,7 +92,7 @@ def check_pointing(browser: Chromium) -> None:
     assert "narrow" not in told, f"a run that was over by then is told of: {told}"
     assert browser.run("document.querySelectorAll('.hair').length") == CHARTS, "the line is not in every chart"
     tip = _box(browser, "#tip")
-    assert 0 <= tip["x"] and tip["x"] + tip["width"] <= browser.run("innerWidth"), tip
+    assert tip["x"] >= 0 and tip["x"] + tip["width"] <= browser.run("innerWidth"), tip
     browser.run("document.querySelector('#legend button').click()")
     browser.move(box["x"] + box["width"] / 4 + 1, box["y"] + box["height"] / 2)
     told = browser.run("document.getElementById('tip').innerText")

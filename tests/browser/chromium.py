@@ -44,7 +44,9 @@ class Chromium:
         to_browser, self._send = os.pipe()
         self._receive, from_browser = os.pipe()
         # The browser reads commands from descriptor 3 and writes to 4.
-        shell = f"exec {program} {' '.join(_FLAGS)} --user-data-dir={self._profile.name} 3<&{to_browser} 4>&{from_browser}"
+        shell = (
+            f"exec {program} {' '.join(_FLAGS)} --user-data-dir={self._profile.name} 3<&{to_browser} 4>&{from_browser}"
+        )
         self._process = subprocess.Popen(
             ["bash", "-c", shell], pass_fds=(to_browser, from_browser), stderr=subprocess.DEVNULL
         )

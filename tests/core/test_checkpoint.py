@@ -174,7 +174,7 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
         for place in {0, len(content) // 3, len(content) // 2, len(content) - 1}:
             content[place] ^= 0x10
             file.write_bytes(content)
-            with pytest.raises(CheckpointError, match="damaged|cut short|cannot be read|is no checkpoint"):
+            with pytest.raises(CheckpointError, match=r"damaged|cut short|cannot be read|is no checkpoint"):
                 dsx.prepare(Tangle()).load(path)
             content[place] ^= 0x10
         file.write_bytes(content)
@@ -330,3 +330,59 @@ def test_nothing_to_resume_from_says_so(tmp_path: Path) -> None:
     (tmp_path / "latest").write_text("../../etc/passwd")
     with pytest.raises(CheckpointError, match="names no checkpoint"):
         Series(tmp_path).find()
+
+
+def in_background(path: str, fail: bool) -> list[str]:
+    """Training goes on while a checkpoint is written; an error comes with the next wait, on every rank."""
+    from dsx.checkpoint.background import Background
+
+    engine, _ = make("fp32")
+    writer, told = Background(engine), []
+    for step in range(6):
+        engine.train_step([data(step, 2)])
+        if step in (1, 3):
+            target = Path(path, "missing" if not fail else "blocked", f"step-{step}")
+            try:
+                writer.save(target, {"step": step}, lambda step=step: told.append(f"done {step}"))
+            except CheckpointError as error:
+                told.append(str(error))
+    try:
+        writer.close()
+    except CheckpointError as error:
+        told.append(str(error))
+    return told
+
+
+def test_a_background_checkpoint_is_what_was_there_when_it_was_asked_for(ranks, tmp_path: Path) -> None:
+    assert ranks.run(in_background, str(tmp_path), False, world=2) == [["done 1", "done 3"]] * 2
+    engine = dsx.prepare(Tangle())
+    assert engine.load(tmp_path / "missing" / "step-3") == {"step": 3}
+    assert engine.steps == 4
+
+
+def test_a_background_error_reaches_every_rank(ranks, tmp_path: Path) -> None:
+    """Case 85: nobody waits for ever either."""
+    (tmp_path / "blocked").write_text("a file where the folder should be")
+    first, second = ranks.run(in_background, str(tmp_path), True, world=2)
+    assert first == second
+    assert len(first) == 1  # the save after it raises it, and is not begun
+    assert "cannot be made" in first[0]
+
+
+def test_inspect_shows_and_verifies(tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from dsx.cli import group
+
+    path = written(tmp_path / "checkpoint")
+    shown = CliRunner().invoke(group, ["inspect", str(path), "--verify"])
+    assert shown.exit_code == 0, shown.output
+    assert "updates    1, and 0 skipped" in shown.output
+    assert "embedding.weight  [23, 17]" in shown.output
+    found = json.loads(CliRunner().invoke(group, ["inspect", str(path), "--json"]).output)
+    assert found["tensors"]["exp_avg/rows"] == {"shape": [1, 17], "dtype": "float32"}
+    content = bytearray((path / "__0_0.distcp").read_bytes())
+    content[100] ^= 1
+    (path / "__0_0.distcp").write_bytes(content)
+    broken = CliRunner().invoke(group, ["inspect", str(path), "--verify"])
+    assert isinstance(broken.exception, CheckpointError)

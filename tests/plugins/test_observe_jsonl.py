@@ -1,4 +1,4 @@
-"""`jsonl`: lines that are valid JSON, the same numbers on every rank, whole after a kill, read rightly after a resume."""
+"""`jsonl`: valid JSON, the same numbers on every rank, whole lines after a kill, and a resume that says so."""
 
 from __future__ import annotations
 
@@ -100,7 +100,14 @@ def test_a_run_says_what_it_is_and_how_fast(tmp_path: Path) -> None:
     writer.finish()
     run, evaluation, update = read(tmp_path)
     assert run == {
-        "kind": "run", "step": 0, "world": 1, "name": "try", "planned": 9, "parameters": 10, "samples": 2, "tokens": 7
+        "kind": "run",
+        "step": 0,
+        "world": 1,
+        "name": "try",
+        "planned": 9,
+        "parameters": 10,
+        "samples": 2,
+        "tokens": 7,
     }
     assert evaluation == {"kind": "evaluation", "step": 0, "loss": "inf", "samples": 4, "seconds": 0.25}
     assert update["lr"] == {"a": 0.1, "b": 0.2}

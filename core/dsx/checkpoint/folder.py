@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from attrs import field, frozen
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -27,12 +28,14 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from dsx.checkpoint.content import Content, generators, numbers, restore_generators, restore_numbers
 from dsx.checkpoint.disk import sync_folder, write_synced
 from dsx.checkpoint.info import FORMAT, INFO, canonical, digest, read_info
-from dsx.checkpoint.storage import METADATA, Reader, Writer, read_metadata, sums_name
+from dsx.checkpoint.storage import METADATA, Reader, Writer, read_metadata, read_sums, sums_name
 from dsx.checkpoint.together import roll_call, together
+from dsx.contracts import Transport
 from dsx.engine import Engine
 from dsx.errors import CheckpointError
 
 ROLL_CALL_S = 60.0
+_FULL = 1 << 20
 
 
 @frozen
@@ -51,6 +54,18 @@ class Loaded:
     notes: tuple[str, ...] = field(default=())
 
 
+@frozen
+class Snapshot:
+    """What a rank writes.
+
+    tensors  by name; slices of the engine's own, or copies of them
+    info     what is no tensor, the same on all ranks
+    """
+
+    tensors: Mapping[str, Any]
+    info: Mapping[str, Any]
+
+
 def save(
     engine: Engine,
     path: Path,
@@ -66,28 +81,46 @@ def save(
     Raises the same `CheckpointError` on every rank if it fails on any, leaving no trace; `RankMismatch` naming ranks
     that have not called it within `timeout_s`.
     """
-    transport = engine.program.transport
-    device = _device(engine)
-    roll_call(transport, f"saving '{path}'", timeout_s)
-    first, temporary = transport.rank == 0, path.with_name(f"{path.name}.tmp")
+    roll_call(engine.program.transport, f"saving '{path}'", timeout_s)
+    with snapshot(engine, extra, local) as taken:
+        write(taken, path, engine.program.transport, _device(engine))
+
+
+@contextmanager
+def snapshot(
+    engine: Engine, extra: Mapping[str, Any] | None = None, local: Mapping[str, Tensor] | None = None
+) -> Iterator[Snapshot]:
+    """What `engine` would save now; its tensors are the engine's own, within the context only."""
     engine.quiesce()
-    content = Content(engine)
+    transport, content = engine.program.transport, Content(engine)
+    try:
+        tensors: dict[str, Any] = {entry.key: entry.saved for entry in content.entries() if entry.saved is not None}
+        if transport.rank == 0:
+            tensors |= content.buffers()
+        states = {f"generator/{name}": state for name, state in generators(_device(engine)).items()}
+        tensors |= {f"rank/{transport.rank}/{name}": tensor for name, tensor in {**states, **(local or {})}.items()}
+        info = {"world": transport.world, "engine": numbers(engine), "extra": dict(extra or {})}
+        yield Snapshot(tensors, info)
+    finally:
+        content.release(changed=False)
+
+
+def write(
+    taken: Snapshot, path: Path, transport: Transport, device: torch.device, group: dist.ProcessGroup | None = None
+) -> None:
+    """Write a snapshot under a temporary name and rename it; entered by all ranks of `transport`.
+
+    group  for torch's own exchange; None: the default one
+    """
+    first, temporary = transport.rank == 0, path.with_name(f"{path.name}.tmp")
     try:
         together(transport, device, lambda: _make(temporary) if first else None)
-        tensors: dict[str, Any] = {entry.key: entry.saved for entry in content.entries() if entry.saved is not None}
-        if first:
-            tensors |= content.buffers()
-        mine = {**{f"generator/{name}": state for name, state in generators(device).items()}, **(local or {})}
-        tensors |= {f"rank/{transport.rank}/{name}": tensor for name, tensor in mine.items()}
-        together(transport, device, lambda: _write(tensors, temporary, transport.rank, transport.world))
-        info = {"world": transport.world, "engine": numbers(engine), "extra": dict(extra or {})}
-        together(transport, device, lambda: _publish(temporary, path, info) if first else None)
+        together(transport, device, lambda: _write(taken.tensors, temporary, transport, group))
+        together(transport, device, lambda: _publish(temporary, path, taken.info) if first else None)
     except CheckpointError:
         if first:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
-    finally:
-        content.release(changed=False)
 
 
 def load(engine: Engine, path: Path, timeout_s: float = ROLL_CALL_S) -> Loaded:
@@ -179,14 +212,24 @@ def _make(temporary: Path) -> None:
         raise CheckpointError(f"'{temporary}' cannot be made: {error.strerror}") from error
 
 
-def _write(tensors: Mapping[str, Any], folder: Path, rank: int, world: int) -> None:
-    from torch.distributed.checkpoint.state_dict_saver import save as write
+def _write(tensors: Mapping[str, Any], folder: Path, transport: Transport, group: dist.ProcessGroup | None) -> None:
+    from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 
     try:
         with _quiet():
-            write(dict(tensors), storage_writer=Writer(folder, rank), no_dist=world == 1)
+            write_tensors(
+                dict(tensors),
+                storage_writer=Writer(folder, transport.rank),
+                process_group=group,
+                no_dist=transport.world == 1,
+            )
     except (Exception, CheckpointException) as error:  # torch's is no Exception
-        raise _own(error, f"the checkpoint cannot be written to '{folder.parent}'") from error
+        what = f"the checkpoint cannot be written to '{folder.parent}'"
+        if (free := shutil.disk_usage(folder).free) < _FULL:  # torch's writer reports a full disk as a wrong position
+            raise CheckpointError(
+                f"{what}: No space left on device", found=f"{free} bytes free", remedy="free space, or keep fewer"
+            ) from error
+        raise _own(error, what) from error
 
 
 def _read(tensors: Mapping[str, Any], folder: Path, info: Mapping[str, Any], world: int) -> None:
@@ -194,7 +237,7 @@ def _read(tensors: Mapping[str, Any], folder: Path, info: Mapping[str, Any], wor
 
     try:
         with _quiet():
-            read(dict(tensors), storage_reader=Reader(folder, _sums(folder, info)), no_dist=world == 1)
+            read(dict(tensors), storage_reader=Reader(folder, read_sums(folder, info["world"])), no_dist=world == 1)
     except (Exception, CheckpointException) as error:
         raise _own(error, "the checkpoint cannot be read") from error
 
@@ -227,7 +270,7 @@ def _chain(error: BaseException) -> list[BaseException]:
     return found
 
 
-def _publish(temporary: Path, path: Path, info: dict[str, Any]) -> None:
+def _publish(temporary: Path, path: Path, info: Mapping[str, Any]) -> None:
     files = [METADATA, *(sums_name(rank) for rank in range(info["world"]))]
     body = {
         "format": FORMAT,
@@ -250,12 +293,3 @@ def _publish(temporary: Path, path: Path, info: dict[str, Any]) -> None:
         sync_folder(path.parent)
     except OSError as error:
         raise CheckpointError(f"the checkpoint cannot be written to '{path.parent}': {error.strerror}") from error
-
-
-def _sums(folder: Path, info: Mapping[str, Any]) -> dict[tuple[str, int, int], int]:
-    found = {}
-    for rank in range(info["world"]):
-        path = folder / sums_name(rank)
-        for file, items in (json.loads(path.read_text("utf-8")) if path.exists() else {}).items():
-            found.update({(file, offset, length): crc for offset, length, crc in items})
-    return found

@@ -20,6 +20,7 @@ class Slice(torch.Tensor):
     """
 
     held: Tensor
+    start: int
     chunks: list[Box]
 
     @staticmethod
@@ -30,7 +31,7 @@ class Slice(torch.Tensor):
         return made
 
     def __init__(self, held: Tensor, start: int, shape: torch.Size) -> None:
-        self.held = held
+        self.held, self.start = held, start
         self.chunks = boxes(shape, start, start + held.numel())
 
     @classmethod

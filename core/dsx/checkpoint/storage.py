@@ -141,3 +141,13 @@ def checksum(path: Path, offset: int, length: int) -> int:
         while length and (block := file.read(min(_BLOCK, length))):
             crc, length = zlib.crc32(block, crc), length - len(block)
     return crc
+
+
+def read_sums(folder: Path, world: int) -> dict[tuple[str, int, int], int]:
+    """Checksums by (file, offset, length) of everything that `world` ranks wrote."""
+    found = {}
+    for rank in range(world):
+        path = folder / sums_name(rank)
+        for file, items in (json.loads(path.read_text("utf-8")) if path.exists() else {}).items():
+            found.update({(file, offset, length): crc for offset, length, crc in items})
+    return found

@@ -13,6 +13,7 @@ _COMMANDS = {
     "run": ("dsx.cli.run", "Train as a manifest says: alone, or on several ranks of this machine."),
     "explain": ("dsx.cli.explain", "Show who fills each role of a run and why, and where every value comes from."),
     "plugins": ("dsx.cli.plugins", "List the installed plugins without importing them; `check NAME` examines one."),
+    "inspect": ("dsx.cli.inspect", "Show what is in a checkpoint, and whether it is whole."),
     "init": ("dsx.cli.init", "Write a commented run.toml here that runs as it is."),
     "new": ("dsx.cli.new", "Make a plugin package of your own, with tests that pass."),
     "doctor": ("dsx.cli.doctor", "Say what of this machine dsx can use, and what each absence costs."),

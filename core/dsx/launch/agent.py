@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from signal import Signals
 from typing import Any, Protocol
@@ -30,7 +30,7 @@ __all__ = ["SignalException", "Watcher", "run_agent"]
 _LOGGERS = ("torch.distributed.elastic", "torchelastic-events-null")
 _REPORT = "dsx/report"
 _FAILED = "dsx/failed"
-_REPORTS_S = 3
+_REPORT_S = 2
 
 
 class Watcher(Protocol):
@@ -43,7 +43,7 @@ class Watcher(Protocol):
         """Some ended with an error; the answer is whether to start all again, if any restarts are left."""
 
     def report(self, ended: Mapping[int, Ended]) -> str:
-        """What the other hosts should know of it, once all of them have ended."""
+        """What all hosts should know of those that ended with an error."""
 
 
 class _Agent(LocalElasticAgent):
@@ -80,7 +80,7 @@ class _Agent(LocalElasticAgent):
             if not self._watcher.failed(_ended(result), self._remaining_restarts):
                 self._remaining_restarts = 0
             if not self._remaining_restarts:
-                self._say_failed()
+                self._say_failed(self._watcher.report(_ended(result)))
         elif result.state is WorkerState.HEALTHY and self._another_failed():
             self._remaining_restarts = 0
             return RunResult(WorkerState.FAILED)
@@ -88,12 +88,13 @@ class _Agent(LocalElasticAgent):
             return RunResult(WorkerState.FAILED)
         return result
 
-    def _say_failed(self) -> None:
+    def _say_failed(self, report: str) -> None:
+        """Tell the other hosts, before the ranks that are left here have ended."""
         if self._config.several_hosts:
-            try:
+            # The host of the store may be gone, and with it whoever could be told.
+            with suppress(DistError):
+                self._shared.set(self._report_key(), report)
                 self._shared.set(_FAILED, "1")
-            except DistError:  # the host of the store is gone, and with it whoever could be told
-                return
 
     def _another_failed(self) -> bool:
         return self._config.several_hosts and bool(self._shared.check([_FAILED]))
@@ -109,32 +110,30 @@ class _Agent(LocalElasticAgent):
         group: Any = self._worker_group
         handler: Any = group.spec.rdzv_handler
         # torch tells of hosts that come, and not of those that it strikes off.
-        return len(handler._state_holder.state.participants) < group.group_world_size
+        lost: bool = len(handler._state_holder.state.participants) < group.group_world_size
+        return lost
 
     @property
     def _shared(self) -> Any:
         """The store of the hosts in this round."""
         return self._worker_group.store
 
+    def _report_key(self, group_rank: int | None = None) -> str:
+        return f"{_REPORT}/{self._worker_group.group_rank if group_rank is None else group_rank}"
+
     def reports(self, own: str) -> Sequence[str]:
         """Every host's report, this one's first; of hosts that are gone, or do not answer within seconds, none."""
         if not self._config.several_hosts:
             return [own]
         group: Any = self._worker_group
-        others = [f"{_REPORT}/{number}" for number in range(group.group_world_size) if number != group.group_rank]
-        try:
-            self._shared.set(f"{_REPORT}/{group.group_rank}", own)
-            return [own, *(report for key in others if (report := self._get(key)))]
-        except DistError:
-            return [own]
-
-    def _get(self, key: str) -> str | None:
-        try:
-            self._shared.wait([key], timedelta(seconds=_REPORTS_S))
-        except DistError:
-            return None
-        report: bytes = self._shared.get(key)
-        return report.decode()
+        others = [self._report_key(rank) for rank in range(group.group_world_size) if rank != group.group_rank]
+        found = [own]
+        with suppress(DistError):
+            self._shared.set(self._report_key(), own)
+            for key in others:
+                self._shared.wait([key], timedelta(seconds=_REPORT_S))
+                found.append(self._shared.get(key).decode())
+        return found
 
 
 def run_agent(command: Sequence[str], config: LaunchConfig, run_id: str, watcher: Watcher) -> Sequence[str]:

@@ -52,10 +52,14 @@ class BatchKeys:
 
 @frozen(kw_only=True)
 class Checkpoint:
-    """`[checkpoint]`: one every `every` steps (None: none), the last `keep` of them kept."""
+    """`[checkpoint]`: one every `every` steps (None: none), the last `keep` of them kept.
+
+    background  write from a copy in host memory, beside the training
+    """
 
     every: Annotated[int, positive] | None = None
     keep: Annotated[int, positive] = 3
+    background: bool = False
 
 
 @frozen(kw_only=True)

@@ -117,8 +117,11 @@ def _prepared(settings: Manifest, ranks: Ranks, device: torch.device, overwrite:
     engine.words["signal"] = lambda: float(stop_requested())
     try:
         training = _Training(engine, settings, source, batch, device)
-        training.keeper.begin(training.batches, overwrite, resume)
-        return training.run()
+        try:
+            training.keeper.begin(training.batches, overwrite, resume)
+            return training.run()
+        finally:
+            training.keeper.close()
     finally:
         engine.close()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +15,9 @@ from dsx.errors import CheckpointError
 from dsx.manifest import Manifest
 from dsx.run.data import Batches
 from dsx.run.state import decode, encode
+
+if TYPE_CHECKING:
+    from dsx.checkpoint.background import Background
 
 
 class Keeper:
@@ -33,6 +37,7 @@ class Keeper:
         self.untrained: float | None = None
         self.notes: list[str] = []
         self._saved_at: int | None = None
+        self._background: Background | None = None
 
     def begin(self, batches: Batches, overwrite: bool, resume: str | None) -> None:
         """Make the run's folder, and continue from a checkpoint if asked to."""
@@ -52,18 +57,41 @@ class Keeper:
         stopped."""
         every = self._settings.checkpoint.every
         if stopped or (every and (final or self.updates % every == 0)):
-            self.save(batches)
+            self.save(batches, wait=stopped or final)
 
-    def save(self, batches: Batches) -> None:
-        """Write a checkpoint, make it the latest, and delete the oldest."""
-        if self._saved_at == self.updates:
-            return
-        from dsx.checkpoint.folder import save
+    def save(self, batches: Batches, wait: bool) -> None:
+        """Write a checkpoint, make it the latest, and delete the oldest.
 
-        path = self.series.path(self.updates)
-        save(self._engine, path, extra=self._extra(batches))
-        together(self._transport, self._device, lambda: self.series.record(path) if self._writes else None)
-        self._saved_at = self.updates
+        wait  until it is written, also where [checkpoint] says `background`
+        """
+        if self._saved_at != self.updates:
+            self._saved_at = self.updates
+            path, extra = self.series.path(self.updates), self._extra(batches)
+            if self._settings.checkpoint.background:
+                self._writer().save(path, extra, lambda: self._record(path))
+            else:
+                from dsx.checkpoint.folder import save
+
+                save(self._engine, path, extra=extra)
+                together(self._transport, self._device, lambda: self._record(path))
+        if wait and self._background is not None:
+            self._background.wait()
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+        if self._background is not None:
+            self._background.close()
+
+    def _writer(self) -> Background:
+        if self._background is None:
+            from dsx.checkpoint.background import Background
+
+            self._background = Background(self._engine)
+        return self._background
+
+    def _record(self, path: Path) -> None:
+        if self._writes:
+            self.series.record(path)
 
     def _extra(self, batches: Batches) -> dict[str, Any]:
         return {

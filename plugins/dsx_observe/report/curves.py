@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from attrs import asdict, frozen
@@ -105,7 +106,7 @@ def _cuts(count: int) -> list[tuple[int, int]]:
     """`count` updates in at most `POINTS` stretches of one or more."""
     pieces = min(count, POINTS)
     edges = [count * number // pieces for number in range(pieces + 1)] if pieces else [0]
-    return list(zip(edges, edges[1:], strict=False))
+    return list(pairwise(edges))
 
 
 def _last(values: Sequence[float], cuts: Sequence[tuple[int, int]]) -> list[float | None]:

@@ -52,7 +52,8 @@
     const every = Math.ceil((last - first) / 5);
     const factors = high / low < 100 ? [1, 2, 3, 5] : high / low < 1e4 ? [1, 3] : [1];
     const found = [];
-    for (let power = first; power <= last; power += every) for (const factor of factors) found.push(factor * 10 ** power);
+    for (let power = first; power <= last; power += every)
+      for (const factor of factors) found.push(factor * 10 ** power);
     const inside = found.filter((value) => value >= low && value <= high);
     return inside.length > 2 ? inside : ticks(low, high, 4).filter((value) => value > 0);
   }
@@ -111,7 +112,8 @@
     names() {
       const most = this.curves.map((curve) => curve.run.charts[this.spec.key]).sort((a, b) => b.length - a.length)[0];
       if (!most || most.length < 2) return "";
-      return most.map((curve, index) => `${["solid", "dashed", "dotted"][Math.min(index, 2)]} ${curve.name}`).join(", ");
+      const strokes = ["solid", "dashed", "dotted"];
+      return most.map((curve, index) => `${strokes[Math.min(index, 2)]} ${curve.name}`).join(", ");
     }
 
     /** Where a curve is nearest to the pointer; undefined where its run was over by then. */
@@ -168,12 +170,13 @@
       this.back = (pixel) => Math.min(most, Math.max(0, ((pixel - EDGE.left) / (right - EDGE.left)) * most));
       this.grid(range, most, right, bottom);
       const clip = make("clipPath", { id: `clip-${spec.key}` }, svg);
-      make("rect", { x: EDGE.left - 3, y: EDGE.top - 6, width: right - EDGE.left + 8, height: bottom - EDGE.top + 8 }, clip);
+      const [wide, tall] = [right - EDGE.left + 8, bottom - EDGE.top + 8];
+      make("rect", { x: EDGE.left - 3, y: EDGE.top - 6, width: wide, height: tall }, clip);
       const inner = make("g", { "clip-path": `url(#clip-${spec.key})` }, svg);
       for (const curve of this.curves) if (curve.low) this.band(curve, inner);
       for (const curve of this.curves) this.line(curve, inner);
       runs.forEach((run, number) => shown[number] && this.dots(run).forEach((dot) =>
-        make("circle", { cx: round(this.x(dot[axis])), cy: round(this.y(dot.loss)), r: 4.5, class: `dot ${color(number)}` }, inner)));
+        this.spot(dot[axis], dot.loss, 4.5, number, inner)));
       this.marks = make("g", {}, svg);
     }
 
@@ -196,6 +199,10 @@
       }
     }
 
+    spot(x, y, r, number, parent) {
+      make("circle", { cx: round(this.x(x)), cy: round(this.y(y)), r, class: `dot ${color(number)}` }, parent);
+    }
+
     line(curve, parent) {
       const xs = curve.run[axis];
       let path = "", last = null;
@@ -212,7 +219,8 @@
     band(curve, parent) {
       const xs = curve.run[axis];
       const floor = this.log ? Number.MIN_VALUE : -Infinity;
-      const kept = curve.low.map((_, index) => index).filter((index) => curve.low[index] !== null && curve.high[index] > floor);
+      const there = (index) => curve.low[index] !== null && curve.high[index] > floor;
+      const kept = curve.low.map((_, index) => index).filter(there);
       const limit = (value) => Math.min(1e4, Math.max(-1e4, round(this.y(Math.max(value, floor)))));
       const points = [
         ...kept.map((index) => `${round(this.x(xs[index]))} ${limit(curve.high[index])}`),
@@ -251,7 +259,7 @@
         const index = this.index(curve, at);
         const value = curve.line[index] ?? null;
         if (value === null || (this.log && value <= 0)) continue;
-        make("circle", { cx: this.x(curve.run[axis][index]), cy: this.y(value), r: 4, class: `dot ${color(curve.number)}` }, this.marks);
+        this.spot(curve.run[axis][index], value, 4, curve.number, this.marks);
       }
     }
 

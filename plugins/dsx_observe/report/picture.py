@@ -69,10 +69,11 @@ def _draw(axes: Any, chart: Chart, shown: Sequence[dict[str, Any]]) -> None:
 def _top(chart: Chart, shown: Sequence[dict[str, Any]]) -> float | None:
     """Single spikes of a noisy quantity may leave the picture, so that one of them does not flatten all else."""
     curves = [curve for run in shown for curve in run["charts"][chart.key]]
-    highs = sorted(value for curve in curves for value in curve["high"] or () if value is not None)
+    highs: list[float] = sorted(value for curve in curves for value in curve["high"] or () if value is not None)
     if not highs:
         return None
-    return 1.1 * max(highs[int(0.995 * (len(highs) - 1))], *(value or 0.0 for curve in curves for value in curve["line"]))
+    lines: list[float] = [value for curve in curves for value in curve["line"] if value is not None]
+    return 1.1 * max(highs[int(0.995 * (len(highs) - 1))], *lines)
 
 
 def _floats(values: Sequence[float | None]) -> list[float]:

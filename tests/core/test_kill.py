@@ -1,0 +1,18 @@
+"""SIGKILL at random instants, then --resume: the loss curve is the uninterrupted one's, bit for bit.
+
+Three times here; tests/faults/kill.py does it as often as wanted.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from faults.kill import check
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for ranks in /proc")
+def test_killed_runs_go_on_as_if_nothing_had_been() -> None:
+    """Case 78."""
+    assert len(check(times=3, nproc=2, seed=1)) == 3
