@@ -134,10 +134,10 @@ def _told(error: BaseException) -> dict[str, str]:
 
 def users_traceback(error: BaseException) -> str:
     """The traceback from the user's own code on, without how dsx came to call it."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(_CALLERS):
-        trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace))
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename.startswith(_CALLERS):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))
 
 
 def _end() -> NoReturn:

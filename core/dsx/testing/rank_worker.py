@@ -128,10 +128,10 @@ def _failed(error: BaseException) -> Outcome:
 
 def _own_part(error: BaseException) -> Any:
     """The traceback without the frames of this file, unless there is nothing else."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return trace or error.__traceback__
+    text = error.__traceback__
+    while text is not None and text.tb_frame.f_code.co_filename == __file__:
+        text = text.tb_next
+    return text or error.__traceback__
 
 
 def _leave() -> None:
