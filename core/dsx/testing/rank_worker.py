@@ -128,10 +128,10 @@ def _failed(error: BaseException) -> Outcome:
 
 def _own_part(error: BaseException) -> Any:
     """The traceback without the frames of this file, unless there is nothing else."""
-    text = error.__traceback__
-    while text is not None and text.tb_frame.f_code.co_filename == __file__:
-        text = text.tb_next
-    return text or error.__traceback__
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    return frames or error.__traceback__
 
 
 def _leave() -> None:
