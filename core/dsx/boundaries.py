@@ -5,7 +5,9 @@ Outside in: boundary hooks, compile, activations, the user's forward.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -29,12 +31,18 @@ def install(layout: Layout, activations: Sequence[Activations], compile_units: b
 
 
 def _hook_gradients(layout: Layout, flat: Flat) -> None:
+    # Autograd holds its hooks where the garbage collector does not look: a hook that held the layout, which holds the
+    # parameters, would keep both, and the transport's threads, for ever.
+    weak = weakref.ref(layout)
     for number, parameter in enumerate(flat.parameters):
+        hook = partial(_arrived, weak, flat.key, number)
+        parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
-        def arrived(parameter: Tensor, number: int = number) -> None:
-            layout.gradient(flat, number, parameter)  # type: ignore[arg-type]
 
-        parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
+def _arrived(weak: weakref.ref[Layout], key: str, number: int, parameter: nn.Parameter) -> None:
+    layout = weak()
+    if layout is not None:
+        layout.gradient(key, number, parameter)
 
 
 def _wrap_forward(unit: Unit, activations: Sequence[Activations], compile_units: bool) -> None:

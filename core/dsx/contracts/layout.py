@@ -65,8 +65,8 @@ class Layout(Protocol):
     def begin_backward(self, boundary: bool, scope: Scope) -> None:
         """A backward starts: whether it is in the window's last micro-batch, and whether gradients are averaged."""
 
-    def gradient(self, flat: Flat, number: int, parameter: nn.Parameter) -> None:
-        """A gradient was accumulated in `parameter.grad` of segment `number`: take it and clear it."""
+    def gradient(self, key: str, number: int, parameter: nn.Parameter) -> None:
+        """A gradient was accumulated in `parameter.grad`, segment `number` of a flat parameter: take and clear it."""
 
     def end_backward(self) -> None:
         """The backward is over: issue what is left, zeros for what was unused."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from threading import Thread
+from typing import TypeVar
 
 from attrs import define
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
@@ -19,8 +21,10 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from dsx.errors import DsxError
 from dsx.launch.config import LaunchConfig
 
+_T = TypeVar("_T")
+
 _PORT = 29400
-_ANSWER_S, _ATTEMPT_S = 20.0, 2.0
+_ANSWER_S = 20.0
 _SETTINGS = {
     # A host that has not been heard of for six seconds is lost. Fewer have torn runs in two while a host joined.
     "keep_alive_interval": 1,
@@ -85,33 +89,34 @@ def _endpoint(text: str) -> tuple[str, int]:
 
 def _store(host: str, port: int, config: LaunchConfig) -> TCPStore:
     serve = not config.several_hosts or _is_free_here(host, port)
-    answer_s = min(_ANSWER_S, config.timeout_s)
+    wait = timedelta(seconds=config.timeout_s)
     try:
-        if not serve:
-            _wait_for_server(host, port, config.timeout_s)
-        store = TCPStore(host, port, is_master=serve, multi_tenant=True, timeout=timedelta(seconds=answer_s))
-    except (DistError, OSError) as error:
+        store = _soon(config.timeout_s, lambda: TCPStore(host, port, is_master=serve, multi_tenant=True, timeout=wait))
+    except (DistError, TimeoutError) as error:
         raise DsxError(
             f"no answer within {config.timeout_s:g} s where the hosts of this run meet",
             where=f"{host}:{port}",
-            found=str(error).partition("\n")[0],
+            found=str(error).partition("\n")[0] or None,
             remedy="start `dsx run` on the host that --rdzv-endpoint names; let its port through to the others",
         ) from error
+    answer_s = min(_ANSWER_S, config.timeout_s)
+    store.set_timeout(timedelta(seconds=answer_s))
     _end_dead_links(store.port, answer_s)
     return store
 
 
-def _wait_for_server(host: str, port: int, seconds: float) -> None:
-    """torch's store would wait too, but deaf to Ctrl-C."""
-    deadline = time.monotonic() + seconds
-    while True:
+def _soon(seconds: float, make: Callable[[], _T]) -> _T:
+    """What `make` returns, or TimeoutError: a store that waits for its server is deaf to Ctrl-C, this thread is not."""
+    made: Future[_T] = Future()
+
+    def run() -> None:
         try:
-            socket.create_connection((host, port), timeout=_ATTEMPT_S).close()
-            return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(_ATTEMPT_S / 10)
+            made.set_result(make())
+        except BaseException as error:
+            made.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return made.result(seconds + 1)
 
 
 def _end_dead_links(port: int, seconds: float) -> None:
