@@ -75,17 +75,21 @@ class Engine:
         """
         loss = loss_of(output)
         self._note(loss, weight)
-        program = self.program
-        boundary = self._micro + 1 == self.accumulation
-        program.layout.begin_backward(boundary, program.rule.scope(self.steps + 1))
-        program.scaler.scale(loss * weight / self.accumulation).backward()  # type: ignore[no-untyped-call]
-        program.layout.end_backward()
+        self._pass(self.program.scaler.scale(loss * weight / self.accumulation).backward)
+
+    def _pass(self, backward: Callable[[], object]) -> None:
+        layout, rule = self.program.layout, self.program.rule
+        layout.begin_backward(self._micro + 1 == self.accumulation, rule.scope(self.steps + 1))
+        backward()
+        layout.end_backward()
 
     def step(self, close: bool = False) -> Report:
         """Count a micro-batch; when the window is full, update the weights.
 
         close  update now although the window is not full (the end of the data): the mean is over what was there
         """
+        if self._micro_weight is None:
+            self._pass(lambda: None)  # this rank has no data: it takes part in what the others exchange
         self._micro += 1
         self._weights.append(self._micro_weight or 0.0)
         self._micro_weight = None

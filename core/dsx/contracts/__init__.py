@@ -22,6 +22,7 @@ from dsx.contracts.dtypes import Dtypes, at_least_fp32
 from dsx.contracts.guard import Guard
 from dsx.contracts.layout import Ballot, Boundary, Layout, Scope
 from dsx.contracts.observe import Evaluation, Observer, RunInfo
+from dsx.contracts.reductions import Bucket, Reductions, Slot, fill_buckets
 from dsx.contracts.rule import Groups, Rule, ViewRule
 from dsx.contracts.scaler import Scaler
 from dsx.contracts.schedule import Schedule
@@ -50,6 +51,7 @@ __all__ = [
     "Attention",
     "Ballot",
     "Boundary",
+    "Bucket",
     "Channel",
     "Dtypes",
     "Evaluation",
@@ -65,6 +67,7 @@ __all__ = [
     "Operation",
     "Piece",
     "Purpose",
+    "Reductions",
     "Report",
     "Rule",
     "Run",
@@ -75,6 +78,7 @@ __all__ = [
     "Segment",
     "Shard",
     "Site",
+    "Slot",
     "State",
     "Stepper",
     "Store",
@@ -85,4 +89,5 @@ __all__ = [
     "ViewRule",
     "Wrap",
     "at_least_fp32",
+    "fill_buckets",
 ]

@@ -38,18 +38,22 @@ class Inline:
         shards = self._layout.shards
         for shard, following in zip(shards, [*shards[1:], None], strict=True):
             if following is not None:
-                self._store.prefetch(following.key, self._store.names(following.key))
+                self._store.prefetch(following.key, self._names(following))
             held, states = self._fetch(shard)
             call(shard.piece(), states)
             self._store.put(shard.key, held)
             done(shard)
+
+    def _names(self, shard: Shard) -> list[str]:
+        """States of a shard; its gradient is the layout's to lend, wherever it rests."""
+        return [name for name in self._store.names(shard.key) if name != "grad"]
 
     def _fetch(self, shard: Shard) -> tuple[list[str], dict[str, Tensor]]:
         """Names borrowed from the store, and everything a rule sees of a shard.
 
         A separate master is read; then the parameter is only written, so it never has to be brought near.
         """
-        target, names = self._layout.target(shard), list(self._store.names(shard.key))
+        target, names = self._layout.target(shard), self._names(shard)
         separate = "master" in names
         write = [name for name in names if name == "param" and separate]
         states = self._store.fetch(shard.key, [name for name in names if name not in write], write)
