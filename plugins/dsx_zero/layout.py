@@ -9,11 +9,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from dsx.contracts import Ballot, Boundary, Bucket, Flat, Handle, Reductions, Scope, Shard, Unit, fill_buckets
+from dsx.contracts import Ballot, Boundary, Bucket, Flat, Handle, Layout, Reductions, Scope, Shard, Unit, fill_buckets
 from dsx.plugin import Context
 
 
-class Sharded(ABC):
+class Sharded(Layout, ABC):
     """Whole parameters; optimizer states of 1/N.
 
     Gradients of one flat parameter are one reduction: the average of a rank's part goes to that rank. After the update
@@ -75,12 +75,8 @@ class Sharded(ABC):
         if (handle := self._published.pop(key, None)) is not None:
             handle.wait()
 
-    def leave(self, unit: Unit) -> None: ...
-    def back(self, unit: Unit) -> None: ...
-    def exit(self, unit: Unit) -> None: ...
-
-    def gradient(self, flat: Flat, number: int, parameter: nn.Parameter) -> None:
-        self._reductions.arrived(flat, number, parameter)
+    def gradient(self, key: str, number: int, parameter: nn.Parameter) -> None:
+        self._reductions.arrived(key, number, parameter)
 
     def _ballot(self, gradients: Iterator[Tensor]) -> Ballot:
         squares = [self._guard.squares(gradient).double() for gradient in gradients]

@@ -24,6 +24,7 @@ class Recipe:
     optimizer  made of the parameters it updates
     rates      factor on the learning rate at updates 1 to 4
     half       dtype in which the model computes, its masters staying in fp32
+    layout     whether it says which rank holds what; plain PyTorch in one process has no such thing
     """
 
     section: str
@@ -31,6 +32,7 @@ class Recipe:
     optimizer: Optimizer | None = None
     rates: Sequence[float] | None = None
     half: torch.dtype | None = None
+    layout: bool = False
 
 
 def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -58,6 +60,8 @@ RECIPES: Mapping[str, Recipe] = {
     "one_cycle": Recipe("optimize", {"up": 2, "start": 0.5, "final": 0.25}, rates=(0.75, 1, 0.625, 0.25)),
     "lr_range_test": Recipe("optimize", {"start": 0.5, "every": 2}, rates=(0.5, 0.75, 1.0, 1.25)),
     "wsd": Recipe("optimize", {"warmup": 1, "decay": 2, "shape": "linear", "final": 0.5}, rates=(1, 1, 0.75, 0.5)),
+    "zero1": Recipe("partition", layout=True),
+    "zero2": Recipe("partition", layout=True),
     "bf16": Recipe("precision", half=torch.bfloat16),
     "progress": Recipe("observe"),
     "jsonl": Recipe("observe"),

@@ -61,6 +61,11 @@ def train(names: Sequence[str]) -> tuple[list[float], dict[str, Tensor]] | str:
 def combinations() -> Iterator[tuple[str, ...]]:
     yield from itertools.combinations(OURS, 1)
     yield from itertools.combinations(OURS, 2)
+    yield from itertools.product(
+        [n for n in OURS if n in RECIPES and RECIPES[n].layout],
+        [n for n in OURS if n in RECIPES and RECIPES[n].half],
+        [n for n in OURS if n in RECIPES and RECIPES[n].optimizer],
+    )
     by = {
         kind: [n for n in OURS if n in RECIPES and getattr(RECIPES[n], kind)] for kind in ("half", "optimizer", "rates")
     }
@@ -108,8 +113,8 @@ def test_a_combination_trains_like_plain_pytorch_or_is_refused(names: tuple[str,
 
 
 def clash(names: Sequence[str]) -> list[str]:
-    """Those that are optimizers, or schedules, if there are two of a kind."""
-    for kind in ("optimizer", "rates", "half"):
+    """Those that fill one role, if there are two of a kind."""
+    for kind in ("optimizer", "rates", "half", "layout"):
         several = [name for name in names if getattr(RECIPES[name], kind)]
         if len(several) > 1:
             return several
@@ -136,7 +141,11 @@ def table(outcomes: dict[tuple[str, ...], Any]) -> str:
             cells.append("one" if isinstance(outcomes[names], str) else "=")
         lines.append(f"| {row} | " + " | ".join(cells) + " |")
     triples = sum(len(names) == 3 for names in outcomes)
-    lines += ["", f"The {triples} triples of precision, optimizer and schedule are trained too, all with parity."]
+    lines += [
+        "",
+        f"The {triples} triples of layout, precision and optimizer, and of precision, optimizer and schedule, are",
+        "trained too, all with parity.",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -218,7 +218,9 @@ def test_weights_average_over_tokens(ranks, layout, close) -> None:
         assert distance(weights, weights_of(model)) < 1e-9
 
 
-def overflow(world: int, poison: int, step: int, micro: int, layout: str) -> tuple[list[object], dict[str, torch.Tensor]]:
+def overflow(
+    world: int, poison: int, step: int, micro: int, layout: str
+) -> tuple[list[object], dict[str, torch.Tensor]]:
     """A gradient of rank `poison` becomes infinite or NaN in one micro-batch."""
     rank = torch.distributed.get_rank()
     model = make(torch.float32)
@@ -330,3 +332,24 @@ def test_a_rank_without_data_takes_part(ranks, layout, world) -> None:
         optimizer.zero_grad()
     for weights in ranks.run(without_data, world, layout, world=world):
         assert distance(weights, weights_of(model)) < 1e-9
+
+
+def threads_after(engines: int, layout: str) -> int:
+    """Threads of this process after so many engines were made, trained and dropped."""
+    import gc
+    from pathlib import Path
+
+    rank = torch.distributed.get_rank()
+    for seed in range(engines):
+        engine = dsx.prepare(Tangle(seed=seed), manifest(layout))
+        engine.train_step([tokens(0, 0, rank)])
+        torch.distributed.barrier()
+        engine.close()
+        del engine
+        gc.collect()
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def test_an_engine_that_is_closed_takes_its_threads_with_it(ranks, layout) -> None:
+    few, many = (ranks.run(threads_after, engines, layout, world=2) for engines in (2, 8))
+    assert max(many) <= max(few) + 2, f"{few} threads after 2 engines, {many} after 8"

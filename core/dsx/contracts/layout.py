@@ -31,7 +31,8 @@ class Ballot:
 
 
 class Layout(Protocol):
-    """What a layout promises. Core's null part is `dsx.defaults.replicated.Replicated`.
+    """What a layout promises, and its base class: boundaries that it does not want do nothing. Core's null part is
+    `dsx.defaults.replicated.Replicated`.
 
     units       as cut at set-up
     shards      what this rank updates, in the fixed order
@@ -52,15 +53,19 @@ class Layout(Protocol):
 
     def enter(self, unit: Unit) -> None:
         """Forward is about to enter the unit; in backward, recomputation is: make it live and nothing else."""
+        return
 
     def leave(self, unit: Unit) -> None:
         """Forward has left the unit."""
+        return
 
     def back(self, unit: Unit) -> None:
         """The gradient of an output of the unit has arrived."""
+        return
 
     def exit(self, unit: Unit) -> None:
         """The unit's input gradient is complete."""
+        return
 
     def begin_backward(self, boundary: bool, scope: Scope) -> None:
         """A backward starts: whether it is in the window's last micro-batch, and whether gradients are averaged."""

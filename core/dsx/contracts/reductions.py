@@ -2,8 +2,8 @@
 
 A *bucket* is a run of flat parameters whose gradients share one buffer and one reduction. It is sent when the last
 gradient of its parameters has arrived, in an order that is the same on every rank: rank 0's of the first step. What
-arrives after its bucket was sent (a second backward, a branch that other ranks did not take) waits in a side buffer, and
-the vote makes all ranks send that bucket's rest together.
+arrives after its bucket was sent (a second backward, a branch that other ranks did not take) waits in a side buffer,
+and the vote makes all ranks send that bucket's rest together.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class Reductions:
     """The buckets of a layout, in the fixed order.
 
     send    starts the reduction of a bucket, all of whose gradients are there
-    repair  reduces what came after a bucket was sent, and adds it: an exchange that all ranks make together; the tensor is
-            this rank's part, None if it has none
+    repair  reduces what came after a bucket was sent, and adds it: an exchange that all ranks make together; the tensor
+            is this rank's part, None if it has none
 
     The layout calls `begin`, `arrived`, `flush` (what is left, zeros for what was unused) and, in `finish`, `settle`.
     """
@@ -127,12 +127,12 @@ class Reductions:
             bucket.expect()
         self._queue = deque(bucket for bucket in self.order if not bucket.sent)
 
-    def arrived(self, flat: Flat, number: int, parameter: nn.Parameter) -> None:
-        """Take a gradient out of `parameter.grad`."""
+    def arrived(self, key: str, number: int, parameter: nn.Parameter) -> None:
+        """Take a gradient of segment `number` of a flat parameter out of `parameter.grad`."""
         gradient, parameter.grad = parameter.grad, None
         if gradient is None:
             return
-        slot = self._slots[flat.key]
+        slot = self._slots[key]
         bucket = slot.bucket
         if gradient.is_sparse:
             gradient = gradient.to_dense()
@@ -227,7 +227,7 @@ def fill_buckets(
     limit_bytes: int,
     make: Callable[[Bucket], Tensor],
 ) -> list[Bucket]:
-    """Buckets of at most `limit_bytes`, or one flat parameter, in the order in which backward is expected to reach them."""
+    """Buckets of at most `limit_bytes`, or of one flat parameter, in the order in which backward may reach them."""
     groups: list[tuple[torch.dtype, list[Flat]]] = []
     room = 0
     for flat in reversed(flats):

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from dsx.contracts import Ballot, Boundary, Bucket, Flat, Handle, Reductions, Scope, Shard, Unit, fill_buckets
+from dsx.contracts import Ballot, Boundary, Bucket, Flat, Handle, Layout, Reductions, Scope, Shard, Unit, fill_buckets
 from dsx.plugin import Context
 
 BUCKET_BYTES = 25 << 20
 """As DistributedDataParallel's."""
 
 
-class Replicated:
+class Replicated(Layout):
     """Parameters, gradients and states whole on every rank."""
 
     boundaries: frozenset[Boundary] = frozenset()
@@ -42,19 +42,13 @@ class Replicated:
         self._live[flat.key] = live = exact.to(flat.dtype)
         flat.attach(live)
 
-    # No boundaries: nothing to do around units.
-    def enter(self, unit: Unit) -> None: ...
-    def leave(self, unit: Unit) -> None: ...
-    def back(self, unit: Unit) -> None: ...
-    def exit(self, unit: Unit) -> None: ...
-
     def begin_backward(self, boundary: bool, scope: Scope) -> None:
         self._scope = scope
         self._sending = boundary and scope == "mean"
         self._reductions.begin(self._sending)
 
-    def gradient(self, flat: Flat, number: int, parameter: nn.Parameter) -> None:
-        self._reductions.arrived(flat, number, parameter)
+    def gradient(self, key: str, number: int, parameter: nn.Parameter) -> None:
+        self._reductions.arrived(key, number, parameter)
 
     def _send(self, bucket: Bucket) -> None:
         buffer = bucket.complete()
