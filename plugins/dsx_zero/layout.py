@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from dsx.contracts import Ballot, Boundary, Bucket, Flat, Handle, Layout, Reductions, Scope, Shard, Unit, fill_buckets
+from dsx.contracts import (
+    Ballot,
+    Boundary,
+    Bucket,
+    Flat,
+    Handle,
+    Reductions,
+    Scope,
+    Shard,
+    Unit,
+    WholeParameters,
+    fill_buckets,
+)
 from dsx.plugin import Context
 
 
-class Sharded(Layout, ABC):
+class Sharded(WholeParameters, ABC):
     """Whole parameters; optimizer states of 1/N.
 
     Gradients of one flat parameter are one reduction: the average of a rank's part goes to that rank. After the update
@@ -23,14 +34,14 @@ class Sharded(Layout, ABC):
     boundaries: frozenset[Boundary] = frozenset({"enter"})
 
     def __init__(self, ctx: Context) -> None:
-        self._transport, self._guard, self._store = ctx.transport, ctx.guard, ctx.store
+        super().__init__(ctx.transport, ctx.store)
+        self._guard = ctx.guard
         self._rank, self._world, self._device = ctx.plan.rank, ctx.plan.world, ctx.plan.device
         self._scalars = {state.name for state in ctx.rule.states if state.shape == "segment"}
         self.units: Sequence[Unit] = ctx.flatten()
         flats = [flat for unit in self.units for flat in unit.flats if flat.trainable]
         parts = [flat.part(self._rank, self._world) for flat in flats]
         self.shards = [Shard(flat, *part, part) for flat, part in zip(flats, parts, strict=True)]
-        self._live: dict[str, Tensor] = {}
         self._published: dict[str, Handle] = {}
         buckets = fill_buckets(flats, ctx.dtypes, ctx.plan.accumulation, 0, self._buffer)
         self._reductions = Reductions(self._transport, buckets, self._send, self._repair)
@@ -63,10 +74,6 @@ class Sharded(Layout, ABC):
         handle.wait()
         self._add(bucket, part)
 
-    def adopt(self, flat: Flat, exact: Tensor) -> None:
-        self._live[flat.key] = live = exact.to(flat.dtype)
-        flat.attach(live)
-
     def enter(self, unit: Unit) -> None:
         for flat in unit.flats:
             self._arrive(flat.key)
@@ -85,11 +92,8 @@ class Sharded(Layout, ABC):
     def agreed(self, used: Sequence[bool], words: Sequence[float]) -> bool:
         return self._reductions.agreed(used, words)
 
-    def target(self, shard: Shard) -> Tensor:
-        return self._live[shard.key][shard.start : shard.stop]
-
     def publish(self, shard: Shard) -> None:
-        live = self._live[shard.key]
+        live = self.live[shard.key]
         mine = live[shard.start : shard.stop]
         self._published[shard.key] = self._transport.all_gather(live, mine, channel="gather", purpose="publish")
 
@@ -101,27 +105,6 @@ class Sharded(Layout, ABC):
         self._transport.all_reduce(vector, "sum", channel="rule", purpose="rule").wait()
         return vector
 
-    @contextmanager
-    def gathered(self, names: Sequence[str], modify: bool) -> Iterator[None]:
-        yield
-        if not modify:
-            return
-        for shard in self.shards:
-            chosen = [segment for segment in shard.flat.segments if segment.name in names]
-            live = self._live[shard.key]
-            for segment in chosen:
-                self._transport.broadcast(live[segment.start : segment.stop], channel="admin", purpose="state").wait()
-            if chosen and "master" in self._store.names(shard.key):
-                master = self._store.fetch(shard.key, ["master"])["master"]
-                for segment in chosen:
-                    low, high = max(segment.start, shard.start), min(segment.stop, shard.stop)
-                    if low < high:
-                        master[low - shard.start : high - shard.start].copy_(live[low:high])
-                self._store.put(shard.key, ["master"])
-
-    def resting(self, flat: Flat) -> tuple[Tensor, int]:
-        return self._live[flat.key], 0
-
     def logical(self, name: str) -> Iterator[tuple[str, Tensor]]:
         for unit in self.units:
             for flat in unit.flats:
@@ -130,7 +113,7 @@ class Sharded(Layout, ABC):
                 if stored in held:
                     yield from self._whole_state(flat, stored)
                 elif name == "weight":
-                    yield from ((segment.name, segment.view(self._live[flat.key])) for segment in flat.segments)
+                    yield from ((segment.name, segment.view(self.live[flat.key])) for segment in flat.segments)
 
     def _whole_state(self, flat: Flat, name: str) -> Iterator[tuple[str, Tensor]]:
         """A state gathered from all ranks: in one exchange for each flat parameter."""

@@ -297,16 +297,24 @@ def test_a_compiled_unit_trains_the_same(monkeypatch) -> None:
     assert len(compiled) == STEPS * len(plain.blocks)
 
 
-def test_gathered_edits_reach_every_rank(ranks) -> None:
-    first, second = ranks.run(edit, world=2)
-    assert torch.equal(first, second)
-    assert torch.equal(first, torch.full_like(first, 0.5))
+@pytest.mark.parametrize("precision", [[], ["bf16"]])
+@pytest.mark.parametrize("layout", [[], ["zero1"], ["zero2"]])
+def test_gathered_edits_reach_every_rank(ranks, layout: list[str], precision: list[str]) -> None:
+    """Masters too, and frozen parameters; rank 0's edit counts, under a name that is not the parameter's first."""
+    manifest = {"partition": {"use": layout}, "precision": {"use": precision}}
+    for embedding, frozen, moved in ranks.run(edit, manifest, world=3):
+        assert torch.equal(embedding, torch.full_like(embedding, 0.5))
+        assert torch.equal(frozen, torch.full_like(frozen, 0.5))
+        assert 0 < moved < 0.1  # the next update starts from the edit
 
 
-def edit() -> Tensor:
-    """Rank 0's edit counts, under a name that is not the parameter's first."""
+def edit(manifest: dict[str, Any]) -> tuple[Tensor, Tensor, float]:
     model = Tangle()
-    engine = dsx.prepare(model)
-    with engine.gathered("head.weight", modify=True), torch.no_grad():
+    engine = dsx.prepare(model, manifest)
+    with engine.gathered(["head.weight", "frozen.weight"], modify=True), torch.no_grad():
         model.embedding.weight.fill_(0.5 + dist.get_rank())
-    return dict(engine.weights())["embedding.weight"].clone()
+        model.frozen.weight.fill_(0.5 + dist.get_rank())
+    weights = {name: tensor.clone() for name, tensor in engine.weights()}
+    engine.train_step([tokens(0, 0, dist.get_rank())])
+    after = dict(engine.weights())["embedding.weight"]
+    return weights["embedding.weight"], weights["frozen.weight"], (after - 0.5).abs().max().item()

@@ -41,7 +41,7 @@ def held(stage: str, bf16: bool, accumulation: int) -> dict[str, int]:
     states = dict(engine.program.store.bytes())
     return {
         "elements": sum(flat.size for flat in flats),
-        "param": sum(p.untyped_storage().nbytes() for p in {layout._live[f.key] for f in flats}),
+        "param": sum(p.untyped_storage().nbytes() for p in {layout.live[f.key] for f in flats}),
         "grad": whole + states.pop("grad", 0),
         "optimizer": sum(states.values()),
     }
@@ -140,7 +140,7 @@ def one_row(stage: str) -> tuple[float, tuple[int, ...]]:
         inside = torch.zeros(shard.flat.size, dtype=torch.bool)
         for segment in shard.flat.segments:
             inside[segment.start : segment.stop] = True
-        live = engine.program.layout._live[shard.key]
+        live = engine.program.layout.live[shard.key]
         padding += live[~inside].abs().sum().item()
         states = engine.program.store.fetch(shard.key, ["exp_avg", "exp_avg_sq"])
         outside = ~inside[shard.start : shard.stop]

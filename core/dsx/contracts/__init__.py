@@ -38,6 +38,7 @@ from dsx.contracts.transport import (
     TransportWrapper,
     Wrap,
 )
+from dsx.contracts.whole import WholeParameters
 
 CONTRACT = 1
 """Version of these contracts; a plugin's descriptor states the one it was written for."""
@@ -87,6 +88,7 @@ __all__ = [
     "TransportWrapper",
     "Unit",
     "ViewRule",
+    "WholeParameters",
     "Wrap",
     "at_least_fp32",
     "fill_buckets",

@@ -4,31 +4,41 @@ backward."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from dsx.contracts import Ballot, Boundary, Bucket, Flat, Handle, Layout, Reductions, Scope, Shard, Unit, fill_buckets
+from dsx.contracts import (
+    Ballot,
+    Boundary,
+    Bucket,
+    Handle,
+    Reductions,
+    Scope,
+    Shard,
+    Unit,
+    WholeParameters,
+    fill_buckets,
+)
 from dsx.plugin import Context
 
 BUCKET_BYTES = 25 << 20
 """As DistributedDataParallel's."""
 
 
-class Replicated(Layout):
+class Replicated(WholeParameters):
     """Parameters, gradients and states whole on every rank."""
 
     boundaries: frozenset[Boundary] = frozenset()
 
     def __init__(self, ctx: Context, bucket_bytes: int = BUCKET_BYTES) -> None:
-        self._transport, self._guard, self._store = ctx.transport, ctx.guard, ctx.store
+        super().__init__(ctx.transport, ctx.store)
+        self._guard = ctx.guard
         self._rank, self._world, self._device = ctx.plan.rank, ctx.plan.world, ctx.plan.device
         self._scalars = {state.name for state in ctx.rule.states if state.shape == "segment"}
         self.units: Sequence[Unit] = ctx.flatten(limit_bytes=bucket_bytes)
         flats = [flat for unit in self.units for flat in unit.flats if flat.trainable]
         self.shards = [Shard(flat, 0, flat.size, flat.part(self._rank, self._world)) for flat in flats]
-        self._live: dict[str, Tensor] = {}
         buckets = fill_buckets(flats, ctx.dtypes, ctx.plan.accumulation, bucket_bytes, self._buffer)
         self._reductions = Reductions(self._transport, buckets, self._send, self._repair)
         self._handles: dict[Bucket, Handle] = {}
@@ -37,10 +47,6 @@ class Replicated(Layout):
 
     def _buffer(self, bucket: Bucket) -> Tensor:
         return self._transport.allocate(bucket.size, bucket.dtype, self._device)
-
-    def adopt(self, flat: Flat, exact: Tensor) -> None:
-        self._live[flat.key] = live = exact.to(flat.dtype)
-        flat.attach(live)
 
     def begin_backward(self, boundary: bool, scope: Scope) -> None:
         self._scope = scope
@@ -95,9 +101,6 @@ class Replicated(Layout):
     def take(self, shard: Shard) -> Tensor:
         return self.gradient_of(shard).clone()
 
-    def target(self, shard: Shard) -> Tensor:
-        return self._live[shard.key]
-
     def publish(self, shard: Shard) -> None:
         """Every rank made the same update."""
 
@@ -111,32 +114,13 @@ class Replicated(Layout):
     def total(self, vector: Tensor) -> Tensor:
         return vector
 
-    @contextmanager
-    def gathered(self, names: Sequence[str], modify: bool) -> Iterator[None]:
-        yield
-        if not modify:
-            return
-        for shard in self.shards:
-            chosen = [segment for segment in shard.flat.segments if segment.name in names]
-            live = self._live[shard.key]
-            for segment in chosen:
-                self._transport.broadcast(live[segment.start : segment.stop], channel="admin", purpose="state").wait()
-            if chosen and "master" in self._store.names(shard.key):
-                master = self._store.fetch(shard.key, ["master"])["master"]
-                for segment in chosen:
-                    master[segment.start : segment.stop].copy_(live[segment.start : segment.stop])
-                self._store.put(shard.key, ["master"])
-
-    def resting(self, flat: Flat) -> tuple[Tensor, int]:
-        return self._live[flat.key], 0
-
     def logical(self, name: str) -> Iterator[tuple[str, Tensor]]:
         flats = [flat for unit in self.units for flat in unit.flats if flat.trainable or name == "weight"]
         for flat in flats:
             held = self._store.names(flat.key)
             stored = "master" if name == "weight" and "master" in held else name
             inside = stored in held
-            source = self._store.fetch(flat.key, [stored])[stored] if inside else self._live[flat.key]
+            source = self._store.fetch(flat.key, [stored])[stored] if inside else self.live[flat.key]
             for number, segment in enumerate(flat.segments):
                 yield segment.name, source[number] if name in self._scalars else segment.view(source)
             if inside:
