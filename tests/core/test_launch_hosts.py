@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -122,3 +123,13 @@ def test_hosts_merge_what_they_know_and_a_lost_link_is_told_in_words() -> None:
     assert error.what == "rank 0 lost another rank (exit code 1)"
     assert "look for a host that is gone, a link that is cut" in str(error)
     assert error.where == "a:/tmp/rank_0"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
+def test_a_launch_leaves_no_descriptors_open(tmp_path: Path) -> None:
+    """Case 97: to look through all descriptors for a link must not double them."""
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        launch_with(LaunchConfig(nproc=1), "os:getcwd", {})
+    gc.collect()  # torch's agent and its store refer to each other
+    assert len(os.listdir("/proc/self/fd")) <= before + 3

@@ -128,12 +128,18 @@ def _end_dead_links(port: int, seconds: float) -> None:
     if sys.platform != "linux":
         return
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as link:
-            if link.family in (socket.AF_INET, socket.AF_INET6) and link.getpeername()[1] == port:
-                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
-                link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
-                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                _end_if_dead(int(name), port, seconds)
+
+
+def _end_if_dead(descriptor: int, port: int, seconds: float) -> None:
+    with socket.socket(fileno=os.dup(descriptor)) as link:
+        if link.family in (socket.AF_INET, socket.AF_INET6) and link.getpeername()[1] == port:
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
 
 
 def _is_free_here(host: str, port: int) -> bool:
