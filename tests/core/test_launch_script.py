@@ -13,7 +13,7 @@ from dsx.cli import call
 from dsx.cli.run import command
 from dsx.launch.script import MANIFEST
 
-MANIFEST_TEXT = '[run]\nname = "own"\n[optimize]\nclip_norm = 2.0\n'
+MANIFEST_TEXT = '[run]\nname = "own"\n[batch]\nmicro = 2\nglobal = 16\n'
 SCRIPT = """
 import json, os, sys
 import torch, dsx
@@ -24,7 +24,7 @@ engine = dsx.prepare(torch.nn.Linear(2, 1))
 rank, world = engine.program.transport.rank, engine.program.transport.world
 engine.backward(engine(torch.full((4, 2), rank + 1.0)).sum())
 engine.step()
-told = [__name__, sys.argv, rank, world, engine.clip_norm, os.environ.get("DSX_TIMEOUT")]
+told = [__name__, sys.argv, rank, world, engine.accumulation, os.environ.get("DSX_TIMEOUT")]
 if rank == 0:
     print(json.dumps(told))
 if sys.argv[1:] == ["--fail"]:
@@ -49,9 +49,9 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_alone_in_this_process(capfd: pytest.CaptureFixture[str]) -> None:
-    words = ["run", "run.toml", "--set", "optimize.clip_norm=1.5", "train.py", "--nproc", "9", "-x"]
+    words = ["run", "run.toml", "--set", "batch.global=12", "train.py", "--nproc", "9", "-x"]
     assert call(words) == 0
-    assert capfd.readouterr().out == '["__main__", ["train.py", "--nproc", "9", "-x"], 0, 1, 1.5, null]\n'
+    assert capfd.readouterr().out == '["__main__", ["train.py", "--nproc", "9", "-x"], 0, 1, 6, null]\n'
 
 
 def test_an_error_is_shown_from_the_script_on(capfd: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +70,7 @@ def test_its_exit_code_is_that_of_dsx_run() -> None:
 
 def test_on_two_ranks() -> None:
     out, err, code = dsx("run", "run.toml", "--nproc=2", "--timeout", "30", "train.py", "--fail")
-    assert out == '["__main__", ["train.py", "--fail"], 0, 2, 2.0, "30"]\n'
+    assert out == '["__main__", ["train.py", "--fail"], 0, 2, 4, "30"]\n'
     assert code == 1
     assert 'File "train.py", line ' in err and "ValueError: in the script" in err
     assert "dsx/launch" not in err.partition("found:")[2]
@@ -83,7 +83,7 @@ def test_as_the_ranks_that_mpirun_started() -> None:
     )
     out, err = first.communicate(timeout=60)
     assert (second.communicate(timeout=60)[0], second.returncode) == ("", 0)
-    assert (out, first.returncode) == ('["__main__", ["train.py"], 0, 2, 2.0, "30"]\n', 0), err
+    assert (out, first.returncode) == ('["__main__", ["train.py"], 0, 2, 4, "30"]\n', 0), err
 
 
 def test_what_cannot_be_run_is_refused(capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from attrs import define, field, frozen
@@ -35,20 +35,22 @@ def missing() -> str | None:
 
 @frozen
 class Hosts:
-    """Hosts "A" and "B", by the names of their namespaces."""
+    """Hosts "A" and "B", by the names of their namespaces, and a folder that both see."""
 
     names: dict[str, str]
+    folder: Path
 
     def run(
         self, side: str, command: Sequence[str], output: Path, environment: dict[str, str]
     ) -> subprocess.Popen[bytes]:
-        """Start a command on a host, with what it writes going to a file."""
+        """Start a command on a host, in the folder of the file to which what it writes goes."""
         with output.open("wb") as file:
             return subprocess.Popen(
                 ["ip", "netns", "exec", self.names[side], *command],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=environment,
+                cwd=output.parent,
             )
 
     def cut(self, side: str) -> None:
@@ -57,8 +59,8 @@ class Hosts:
 
 
 @contextmanager
-def two_hosts() -> Iterator[Hosts]:
-    """Make them, and take them away."""
+def two_hosts(folder: Path) -> Iterator[Hosts]:
+    """Make them, and take them away with all that runs there."""
     names = {side: f"dsx{os.getpid()}{side}" for side in ADDRESSES}
     try:
         for name in names.values():
@@ -70,9 +72,12 @@ def two_hosts() -> Iterator[Hosts]:
             _ip("-n", name, "addr", "add", f"{ADDRESSES[side]}/24", "dev", f"v{side}")
             _ip("-n", name, "link", "set", f"v{side}", "up")
             _name_service(name, ADDRESSES[side])
-        yield Hosts(names)
+        yield Hosts(names, folder)
     finally:
         for name in names.values():
+            for pid in subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
             shutil.rmtree(ETC / name, ignore_errors=True)
 
@@ -121,9 +126,10 @@ class Run:
     def start(self, side: str) -> None:
         """Give the command on a host."""
         words = (sys.executable, "-c", "from dsx.cli import main; main()", "run", str(self.folder / "run.toml"))
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.folder)}
+        search_path = os.pathsep.join(os.path.abspath(place) for place in sys.path)
+        added = {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.folder), "PYTHONPATH": search_path}
         command = [*words, "--rdzv-endpoint", f"{ADDRESSES['A']}:29400", *self.options, *self.script]
-        self.launchers[side] = self.hosts.run(side, command, self.folder / f"{side}.txt", environment)
+        self.launchers[side] = self.hosts.run(side, command, self.folder / f"{side}.txt", os.environ | added)
 
     def said(self, side: str) -> str:
         """What a host has written."""
@@ -132,9 +138,3 @@ class Run:
     def pids(self) -> list[int]:
         """Of every rank there has been."""
         return [int(file.name.removeprefix("pid_")) for file in self.folder.glob("pid_*")]
-
-    def end(self) -> None:
-        """Kill what is left."""
-        for launcher in self.launchers.values():
-            launcher.send_signal(signal.SIGKILL)
-            launcher.wait()
