@@ -137,7 +137,7 @@ def cut_link(hosts: Hosts) -> str:
         assert walk.ends(side, 30) == 1
     seconds = time.monotonic() - at
     walk.none_alive(1)
-    assert seconds < 20, f"{seconds:.1f} s with a timeout of 15"
+    assert seconds < 15, f"{seconds:.1f} s with a timeout of 15"
     return f"ended after {seconds:.1f} s with a timeout of 15\n    A: {walk.error('A')}\n    B: {walk.error('B')}"
 
 

@@ -10,6 +10,7 @@ import click
 from attrs import frozen
 
 from dsx.cli import options
+from dsx.launch.config import exchange_s
 
 RANK_TARGET = "dsx.run.show:run_and_show"
 SCRIPT_TARGET = "dsx.launch.script:run_script"
@@ -75,7 +76,8 @@ class _Request:
         if self.script:
             return SCRIPT_TARGET, {**shared, "script": self.script[0], "arguments": list(self.script[1:])}
         resume = self.resume or ("latest-or-start" if elastic else None)
-        return RANK_TARGET, {**shared, "overwrite": self.overwrite, "resume": resume, "timeout_s": self.timeout_s}
+        choices = {"overwrite": self.overwrite, "resume": resume, "timeout_s": exchange_s(self.timeout_s)}
+        return RANK_TARGET, {**shared, **choices}
 
 
 @click.command(cls=_Command)
@@ -93,7 +95,12 @@ class _Request:
 @click.option("--rdzv-endpoint", "endpoint", metavar="HOST:PORT", help="Where the hosts meet: a free port on one.")
 @click.option("--local-addr", metavar="ADDRESS", help="This host as the others reach it. Default: found out.")
 @click.option("--max-restarts", type=click.IntRange(0), help="Go on from the last checkpoint after a failure, N times.")
-@click.option("--timeout", type=click.FloatRange(1), default=600, help="Seconds that ranks wait for each other.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1),
+    default=600,
+    help="Seconds after which ranks that do not reach each other have ended.",
+)
 @click.option(
     "--resume",
     is_flag=False,
@@ -136,7 +143,7 @@ def _run(request: _Request, placement: dict[str, Any]) -> int:
     own = any(placement[name] is not None for name in ("nproc", "hosts", "endpoint", "max_restarts"))
     outer = None if own else outer_ranks(os.environ)
     if outer is not None:
-        os.environ |= {**outer, TIMEOUT: f"{request.timeout_s:g}"}
+        os.environ |= {**outer, TIMEOUT: f"{exchange_s(request.timeout_s):g}"}
         return _as_rank(*request.call(elastic=False))
     least, most = placement["hosts"] or (1, 1)
     config = LaunchConfig(

@@ -8,6 +8,14 @@ from attrs import frozen
 
 from dsx.errors import DsxError
 
+ENDING_S = 5.0
+"""What the launchers of all hosts need to learn that a rank has given up, to agree whose fault it was, and to end."""
+
+
+def exchange_s(timeout_s: float) -> float:
+    """Seconds that a rank waits in a collective, so that over a cut link everything has ended within `timeout_s`."""
+    return max(1.0, timeout_s - ENDING_S)
+
 
 @frozen(kw_only=True)
 class LaunchConfig:
@@ -19,7 +27,7 @@ class LaunchConfig:
     endpoint      "host:port" of the host that all others can reach and that stays to the end; needed by several hosts
     local_addr    this host as the others reach it; None: the address that leads to `endpoint`
     max_restarts  how often all ranks start again after one failed or, with a range of hosts, a host was lost
-    timeout_s     seconds that ranks and hosts wait for each other, at the start and in every collective
+    timeout_s     seconds within which a run whose ranks or hosts do not reach each other has ended
     log_dir       where a folder is made for the launch, with each rank's failure and the output of ranks other than
                   the first of a host; None: a temporary one, kept only after a failure
     grace_s       seconds from SIGTERM to SIGKILL for ranks that are told to end; at least 3, by which the launcher

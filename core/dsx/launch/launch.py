@@ -20,7 +20,7 @@ from attrs import define, field
 
 from dsx.errors import DsxError
 from dsx.launch.blame import Ended, Losses, rank_failed
-from dsx.launch.config import LaunchConfig
+from dsx.launch.config import LaunchConfig, exchange_s
 from dsx.launch.distributed import TIMEOUT
 from dsx.launch.worker import CALL_FILE, HEEDS_FILE, LAUNCHER, RESULT_FILE, ROUND, STOP_FILE, rank_folder
 
@@ -198,7 +198,7 @@ def _environment(config: LaunchConfig) -> Iterator[None]:
     """What the agent heeds and the ranks inherit, for as long as they are being started."""
     added = {
         LAUNCHER: str(os.getpid()),
-        TIMEOUT: f"{config.timeout_s:g}",
+        TIMEOUT: f"{exchange_s(config.timeout_s):g}",
         "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
         "TORCHELASTIC_SIGNALS_TO_HANDLE": _AGENT_SIGNALS,
     }

@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
 from dsx.errors import DsxError
-from dsx.launch.config import LaunchConfig
+from dsx.launch.config import LaunchConfig, exchange_s
 
 _T = TypeVar("_T")
 
@@ -99,7 +99,7 @@ def _store(host: str, port: int, config: LaunchConfig) -> TCPStore:
             found=str(error).partition("\n")[0] or None,
             remedy="start `dsx run` on the host that --rdzv-endpoint names; let its port through to the others",
         ) from error
-    answer_s = min(_ANSWER_S, config.timeout_s)
+    answer_s = min(_ANSWER_S, exchange_s(config.timeout_s))
     store.set_timeout(timedelta(seconds=answer_s))
     _end_dead_links(store.port, answer_s)
     return store
