@@ -70,7 +70,7 @@ def test_its_exit_code_is_that_of_dsx_run() -> None:
 
 def test_on_two_ranks() -> None:
     out, err, code = dsx("run", "run.toml", "--nproc=2", "--timeout", "30", "train.py", "--fail")
-    assert out == '["__main__", ["train.py", "--fail"], 0, 2, 4, "30"]\n'
+    assert out == '["__main__", ["train.py", "--fail"], 0, 2, 4, "25"]\n'
     assert code == 1
     assert 'File "train.py", line ' in err and "ValueError: in the script" in err
     assert "dsx/launch" not in err.partition("found:")[2]
@@ -83,7 +83,7 @@ def test_as_the_ranks_that_mpirun_started() -> None:
     )
     out, err = first.communicate(timeout=60)
     assert (second.communicate(timeout=60)[0], second.returncode) == ("", 0)
-    assert (out, first.returncode) == ('["__main__", ["train.py"], 0, 2, 4, "30"]\n', 0), err
+    assert (out, first.returncode) == ('["__main__", ["train.py"], 0, 2, 4, "25"]\n', 0), err
 
 
 def test_what_cannot_be_run_is_refused(capfd: pytest.CaptureFixture[str]) -> None:

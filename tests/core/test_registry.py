@@ -158,7 +158,7 @@ def test_command_that_cannot_be_used_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(monkeypatch, "commands")
-    assert Entries.scan(COMMANDS).names() == ["shout", "whisper"]
+    assert {"shout", "whisper"} <= set(Entries.scan(COMMANDS).names())
     for name, words in (("shout", "is not a click command"), ("whisper", "cannot be imported")):
         assert call([name]) == 2
         text = capsys.readouterr().err
