@@ -106,10 +106,6 @@ class Sparse(nn.Module):
         return functional.cross_entropy(self.head(self.table((inputs[:, 0].abs() * 4).long() % 9)), classes)
 
 
-def twice(recompute: str = "no") -> Callable[[], nn.Module]:
-    return {"no": _twice, "recomputed": _recomputed, "reentrant": _reentrant}[recompute]
-
-
 def _twice() -> nn.Module:
     return Twice().double()
 

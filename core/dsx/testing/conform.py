@@ -70,13 +70,13 @@ def check_plugin(
     _say(all(math.isfinite(loss) for loss in losses), f"'{name}' makes the loss {losses}")
     _check_untouched(name, first, start)
     _check_skip(name, first)
-    for role in plugin.descriptor.filled(_options(plugin, first)):
+    for role in plugin.descriptor.filled(_options(plugin)):
         if role in ROLE_CHECKS:
             ROLE_CHECKS[role](first)
     if ranks is None:
         return
     _check_ranks(name, make, tables, plugins, ranks, tolerance)
-    if {"transport", "wrappers"} & set(plugin.descriptor.filled(_options(plugin, first))):
+    if {"transport", "wrappers"} & set(plugin.descriptor.filled(_options(plugin))):
         ranks.run(_transport_on_rank, make, tables, plugins, world=3)
 
 
@@ -105,7 +105,7 @@ def _tables(plugin: Plugin, options: Mapping[str, Any], beside: Tables) -> dict[
     return tables
 
 
-def _options(plugin: Plugin, engine: Engine) -> Any:
+def _options(plugin: Plugin) -> Any:
     """Fills may depend on options; the kit needs their roles only."""
     fills = plugin.descriptor.fills
     return None if not callable(fills) or plugin.descriptor.options is None else plugin.descriptor.options()
