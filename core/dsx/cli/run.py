@@ -139,12 +139,16 @@ def _run(request: _Request, placement: dict[str, Any]) -> int:
     from dsx.launch.config import LaunchConfig
     from dsx.launch.distributed import TIMEOUT
     from dsx.launch.outer import outer_ranks
+    from dsx.launch.worker import end
 
     own = any(placement[name] is not None for name in ("nproc", "hosts", "endpoint", "max_restarts"))
     outer = None if own else outer_ranks(os.environ)
     if outer is not None:
         os.environ |= {**outer, TIMEOUT: f"{exchange_s(request.timeout_s):g}"}
-        return _as_rank(*request.call(elastic=False))
+        code = _as_rank(*request.call(elastic=False))
+        if code == 0 and os.environ.get("WORLD_SIZE", "1") != "1":
+            end()  # a group that is still there when Python ends may abort the process
+        return code
     least, most = placement["hosts"] or (1, 1)
     config = LaunchConfig(
         nproc=placement["nproc"] or _devices(),

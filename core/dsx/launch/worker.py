@@ -57,7 +57,7 @@ def main() -> None:
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code not in (None, 0):
             _fail(error, own)
-    _end()
+    end()
 
 
 def rank_folder(folder: Path, rank: int) -> Path:
@@ -140,7 +140,7 @@ def users_traceback(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, frames))
 
 
-def _end() -> NoReturn:
+def end() -> NoReturn:
     """End a rank that is through, as the interpreter would but without its last part, taking the modules apart.
 
     Native threads of communication libraries can hang there, and a thread or exit handler of the user's can hang
