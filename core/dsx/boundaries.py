@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,47 +16,146 @@ import torch
 from torch import Tensor, nn
 
 from dsx.contracts import Activations, Flat, Layout, Unit
+from dsx.errors import DsxError
 
 
-def install(layout: Layout, activations: Sequence[Activations], compile_units: bool) -> None:
-    """Hook the gradients of every trainable parameter, and the boundaries that the layout asks for."""
+class Connection:
+    """The hooks that `install` made. Gradients pass only while the engine makes a backward."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._open = False
+        self._closed = False
+        self._undo: list[Callable[[], object]] = []
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Lets gradients through, from any thread."""
+        if self._closed:
+            raise DsxError(
+                "the engine does not train its model any more",
+                found="it was closed, or the model was given to dsx.prepare again",
+                remedy="use the engine that dsx.prepare returned last",
+            )
+        self._open = True
+        try:
+            yield
+        finally:
+            self._open = False
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        self._closed = True
+        while self._undo:
+            self._undo.pop()()
+
+    def undo(self, step: Callable[[], object]) -> None:
+        """What `close` has to do."""
+        self._undo.append(step)
+
+    def gradient(self, key: str, number: int, parameter: nn.Parameter) -> None:
+        """A gradient was accumulated: segment `number` of a flat parameter."""
+        if not self._open:
+            parameter.grad = None
+            raise DsxError(
+                "gradients came from a backward that the engine did not make",
+                where=f"the parameter '{self._name(key, number)}'",
+                found="loss.backward(), or torch.autograd.backward",
+                remedy="call engine.backward(loss): it scales the loss and brings the ranks' gradients together",
+            )
+        self._layout.gradient(key, number, parameter)
+
+    def frozen(self, key: str, number: int, parameter: nn.Parameter) -> None:
+        """A parameter that was frozen at set-up has a gradient."""
+        parameter.grad = None
+        raise DsxError(
+            f"the parameter '{self._name(key, number)}' has a gradient, but was frozen at set-up",
+            expected="requires_grad as it was in dsx.prepare",
+            remedy="set requires_grad before dsx.prepare",
+        )
+
+    def _name(self, key: str, number: int) -> str:
+        flats = (flat for unit in self._layout.units for flat in unit.flats)
+        return next(flat.segments[number].name for flat in flats if flat.key == key)
+
+
+_CONNECTIONS: weakref.WeakKeyDictionary[Connection, set[int]] = weakref.WeakKeyDictionary()
+"""Every connection, with the ids of its parameters."""
+
+
+def install(layout: Layout, activations: Sequence[Activations], compile_units: bool) -> Connection:
+    """Hook the gradients of every parameter, and the boundaries that the layout asks for.
+
+    An earlier connection of one of these parameters is closed: it would take the gradients.
+    """
+    connection = Connection(layout)
+    flats = [flat for unit in layout.units for flat in unit.flats]
+    mine = {id(parameter) for flat in flats for parameter in flat.parameters}
+    for other, theirs in list(_CONNECTIONS.items()):
+        if mine & theirs:
+            other.close()
+            del _CONNECTIONS[other]
+    _CONNECTIONS[connection] = mine
+    for flat in flats:
+        _hook_gradients(connection, flat)
     for unit in layout.units:
-        for flat in unit.flats:
-            if flat.trainable:
-                _hook_gradients(layout, flat)
-    for unit in layout.units:
-        if unit.index or len(layout.units) == 1:
-            _wrap_forward(unit, activations, compile_units)
+        for module in unit.modules if unit.index or len(layout.units) == 1 else ():
+            _wrap_forward(connection, unit, module, activations, compile_units)
         if layout.boundaries:
-            _hook_boundaries(layout, unit)
+            _hook_boundaries(connection, layout, unit)
+    return connection
 
 
-def _hook_gradients(layout: Layout, flat: Flat) -> None:
-    # Autograd holds its hooks where the garbage collector does not look: a hook that held the layout, which holds the
+def _hook_gradients(connection: Connection, flat: Flat) -> None:
+    # Autograd holds its hooks where the garbage collector does not look: one that held the layout, which holds the
     # parameters, would keep both, and the transport's threads, for ever.
-    weak = weakref.ref(layout)
+    weak = weakref.ref(connection)
     for number, parameter in enumerate(flat.parameters):
-        hook = partial(_arrived, weak, flat.key, number)
-        parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        if flat.trainable:
+            hook = partial(_arrived, weak, flat.key, number)
+            handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        elif parameter.is_floating_point():
+            hook = partial(_thawed, weak, flat.key, number)
+            parameter.requires_grad_(True)  # torch takes a hook only then; it outlasts the next line
+            handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            parameter.requires_grad_(False)
+        else:
+            continue
+        connection.undo(handle.remove)
 
 
-def _arrived(weak: weakref.ref[Layout], key: str, number: int, parameter: nn.Parameter) -> None:
-    layout = weak()
-    if layout is not None:
-        layout.gradient(key, number, parameter)
+def _arrived(weak: weakref.ref[Connection], key: str, number: int, parameter: nn.Parameter) -> None:
+    if (connection := weak()) is not None:
+        connection.gradient(key, number, parameter)
 
 
-def _wrap_forward(unit: Unit, activations: Sequence[Activations], compile_units: bool) -> None:
-    forward: Callable[..., Any] = unit.module.forward
+def _thawed(weak: weakref.ref[Connection], key: str, number: int, parameter: nn.Parameter) -> None:
+    if (connection := weak()) is not None:
+        connection.frozen(key, number, parameter)
+
+
+def _wrap_forward(
+    connection: Connection, unit: Unit, module: nn.Module, activations: Sequence[Activations], compile_units: bool
+) -> None:
+    forward: Callable[..., Any] = module.forward
     for part in reversed(activations):
         forward = part.wrap(unit, forward)
     if compile_units:
         forward = torch.compile(forward)
-    if forward is not unit.module.forward:
-        unit.module.forward = forward
+    if forward is not module.forward:
+        before = module.__dict__.get("forward")
+        module.forward = forward
+        connection.undo(partial(_restore, module, before))
 
 
-def _hook_boundaries(layout: Layout, unit: Unit) -> None:
+def _restore(module: nn.Module, forward: Callable[..., Any] | None) -> None:
+    if forward is None:
+        del module.forward
+    else:
+        module.forward = forward
+
+
+def _hook_boundaries(connection: Connection, layout: Layout, unit: Unit) -> None:
     wanted = layout.boundaries
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -63,7 +163,7 @@ def _hook_boundaries(layout: Layout, unit: Unit) -> None:
             layout.enter(unit)
         inputs = [tensor for tensor in tensors((args, kwargs)) if tensor.requires_grad]
         if "exit" in wanted and inputs and torch.is_grad_enabled():
-            torch.autograd.graph.register_multi_grad_hook(inputs, lambda gradients: layout.exit(unit), mode="all")
+            _hook_exit(layout, unit, inputs)
 
     def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         outputs = [tensor for tensor in tensors(output) if tensor.requires_grad]
@@ -72,8 +172,29 @@ def _hook_boundaries(layout: Layout, unit: Unit) -> None:
         if "leave" in wanted:
             layout.leave(unit)
 
-    unit.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
-    unit.module.register_forward_hook(after, with_kwargs=True)
+    for module in unit.modules:
+        connection.undo(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True).remove)
+        # always: a forward that raises leaves its unit too
+        connection.undo(module.register_forward_hook(after, with_kwargs=True, always_call=True).remove)
+
+
+def _hook_exit(layout: Layout, unit: Unit, inputs: Sequence[Tensor]) -> None:
+    """Call `exit` when the inputs' gradients are complete.
+
+    Autograd runs nodes from the last one made to the first, so those of the unit come before the node that made its
+    input. A leaf has no such node: its gradient may be complete while work on weights alone (a merged adapter, a norm
+    of weights) is still to come. Then the end of this backward is waited for, which in reentrant recomputation is the
+    unit's own.
+    """
+    leaves = any(tensor.grad_fn is None for tensor in inputs)
+
+    def complete(gradients: Sequence[Tensor | None]) -> None:
+        if leaves:
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: layout.exit(unit))
+        else:
+            layout.exit(unit)
+
+    torch.autograd.graph.register_multi_grad_hook(inputs, complete, mode="all")
 
 
 def tensors(value: Any) -> Iterator[Tensor]:

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from dsx.agree import agree, describe
-from dsx.boundaries import install
+from dsx.boundaries import Connection, install
+from dsx.compiled import refuse_compiled
 from dsx.contracts import Attention, Flat, Observer, Shard, Site, State, Unit
 from dsx.defaults import NULL_PARTS
 from dsx.errors import DsxError, SlotConflict
@@ -20,6 +21,7 @@ from dsx.resolve import Resolved
 from dsx.roles import BUILD_ORDER
 from dsx.store import Router
 from dsx.units import flatten, plain, trainable
+from dsx.watch import Watch
 
 Named = tuple[str, Part]
 
@@ -42,13 +44,14 @@ def build(resolved: Resolved, plan: Plan, model: nn.Module) -> Program:
         _BUILDERS.get(role.name, _one)(ctx, role.name, make)
         if role.name == "transport":
             agree(ctx.transport, plan.device, _texts(resolved, model))
+    refuse_compiled(model, ctx.layout)
     _adopt(ctx)
-    install(ctx.layout, ctx.parts["activations"], resolved.manifest.run.compile)
+    connection = install(ctx.layout, ctx.parts["activations"], resolved.manifest.run.compile)
     ctx.parts["tiers"].refuse_idle_claims()
     for part, result in built:
         if part.bind is not None:
             part.bind(result, ctx)
-    return _program(ctx, resolved)
+    return _program(ctx, resolved, connection)
 
 
 def _parts(resolved: Resolved, plan: Plan) -> Mapping[str, list[Named]]:
@@ -165,7 +168,7 @@ def _size(ctx: Context, state: State, flat: Flat, shard: Shard) -> int:
     return {"element": elements, "segment": len(flat.segments), "block": elements // ctx.rule.block}[state.shape]
 
 
-def _program(ctx: Context, resolved: Resolved) -> Program:
+def _program(ctx: Context, resolved: Resolved, connection: Connection) -> Program:
     base = ctx.rule.hyper
     if (limit := resolved.manifest.optimize.clip_value) is not None:
         base = base.replace(clip_value=limit)
@@ -183,4 +186,6 @@ def _program(ctx: Context, resolved: Resolved) -> Program:
         observers=tuple(observers),
         hypers=ctx.groups.hypers(base),
         parameters=tuple(trainable(ctx.model)),
+        connection=connection,
+        watch=Watch(ctx.model, ctx.layout, ctx.parts["tiers"]),
     )

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import frozen
 from torch import Tensor, nn
 
+from dsx.batch import MicroBatch, forward, loss_of
 from dsx.contracts import Hyper, Job, Report
-from dsx.errors import DsxError, near
+from dsx.errors import DsxError
+from dsx.names import first_names
 from dsx.program import Program
+from dsx.released import explained
+from dsx.roll_call import ROLL_CALL_S, roll_call
+from dsx.saved import noting_saved
 from dsx.units import plain
 from dsx.vote import Outcome, vote
-
-
-@frozen
-class MicroBatch:
-    """A batch with its weight in the window, for `Engine.train_step`."""
-
-    batch: Any
-    weight: float = 1.0
 
 
 class Engine:
@@ -60,10 +56,20 @@ class Engine:
         self._weights: list[float] = []
         self._micro_weight: float | None = None
         self._loss: Tensor | None = None
+        self._sync, self._uneven, self._depth, self._begun = True, False, 0, False
+        self._held = ExitStack()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward, with the run's precision."""
-        return self.program.dtypes.call(self.model, args, kwargs)
+        if self.program.watch.attached:
+            self.program.watch.walk()
+        self._begun = self._begun or torch.is_grad_enabled()
+        self._depth += 1
+        try:
+            with explained():
+                return self.program.dtypes.call(self.model, args, kwargs)
+        finally:
+            self._depth -= 1
 
     def backward(self, output: Any, weight: float = 1.0) -> None:
         """Accumulate gradients of a loss.
@@ -73,27 +79,50 @@ class Engine:
 
         Several backwards before one `step` belong to one micro-batch and add up.
         """
+        self._even("engine.backward()")
         loss = loss_of(output)
         self._note(loss, weight)
         self._pass(self.program.scaler.scale(loss * weight / self.accumulation).backward)
 
     def _pass(self, backward: Callable[[], object]) -> None:
         layout, rule = self.program.layout, self.program.rule
-        layout.begin_backward(self._micro + 1 == self.accumulation, rule.scope(self.steps + 1))
-        backward()
-        layout.end_backward()
+        self._begun = True
+        with self.program.connection.backward(), explained():
+            layout.begin_backward(self._micro + 1 == self.accumulation, rule.scope(self.steps + 1), self._sync)
+            backward()
+            layout.end_backward()
+
+    @contextmanager
+    def accumulate(self, *, sync: bool = False) -> Iterator[None]:
+        """With `sync=False`, backwards within keep their gradients whole and reduce nothing, as DDP's `no_sync`.
+
+        Under layouts that shard gradients, memory for whole gradients instead of traffic in each micro-batch. What was
+        kept is reduced by the next backward outside, or by the `step` that updates, which then waits for it. The same
+        on all ranks.
+        """
+        before, self._sync = self._sync, sync
+        try:
+            yield
+        finally:
+            self._sync = before
 
     def step(self, close: bool = False) -> Report:
         """Count a micro-batch; when the window is full, update the weights.
 
         close  update now although the window is not full (the end of the data): the mean is over what was there
         """
+        self._even("engine.step()")
+        self._held.close()
+        updates = close or self._micro + 1 == self.accumulation
+        if updates:
+            self.program.watch.look()
         if self._micro_weight is None:
-            self._pass(lambda: None)  # this rank has no data: it takes part in what the others exchange
+            self.program.layout.absent()  # this rank has no data: it takes part in what the others exchange
+            self._pass(lambda: None)
         self._micro += 1
         self._weights.append(self._micro_weight or 0.0)
         self._micro_weight = None
-        report = self._update() if self._micro == self.accumulation or close else self._waiting()
+        report = self._update() if updates else self._waiting()
         for observer in self.program.observers:
             observer.report(report)
         return report
@@ -122,13 +151,15 @@ class Engine:
         program, scale = self.program, self.program.scaler.value
         outcome = self._vote()
         weight = outcome.weight / (program.transport.world * self.accumulation)
-        self._micro, self._weights, self._loss = 0, [], None
+        self._micro, self._weights, self._loss, self._begun = 0, [], None, False
         if weight == 0:
             program.layout.reset()
             raise DsxError(
                 "step() without a backward on any rank",
                 remedy="call engine.backward(loss) before it, with a weight above 0",
             )
+        if not all(outcome.used):
+            self._refuse_frozen(outcome.used)
         norm = math.sqrt(outcome.squares) / scale / weight if outcome.squares >= 0 else math.nan
         finite = math.isfinite(norm)
         program.scaler.update(finite)
@@ -171,6 +202,13 @@ class Engine:
             if not program.layout.agreed(outcome.used, outcome.words):
                 return outcome
 
+    def _refuse_frozen(self, used: Sequence[bool]) -> None:
+        try:
+            self.program.watch.unused(used)
+        except DsxError:
+            self.program.layout.reset()
+            raise
+
     def _start(self, outcome: Outcome, multiplier: float) -> Mapping[str, Hyper]:
         program = self.program
         self.steps += 1
@@ -197,22 +235,71 @@ class Engine:
         self._loss = share if self._loss is None else self._loss + share
 
     @contextmanager
-    def gathered(self, names: str | Sequence[str] | nn.Module, modify: bool = False) -> Iterator[None]:
-        """Whole parameters within the context, under any layout.
+    def gathered(
+        self, names: str | Sequence[str] | nn.Module, modify: bool = False, timeout_s: float = ROLL_CALL_S
+    ) -> Iterator[None]:
+        """Whole parameters within the context, under any layout; entered by all ranks, also in the middle of a forward.
 
-        names   of parameters, or a module for all of its
-        modify  edits made to them by rank 0 become the weights, on every rank
+        names      of parameters, or a module for all of its
+        modify     edits made to them by rank 0 become the weights, on every rank; between updates only
+        timeout_s  how long to wait for the other ranks
+
+        What is computed from them has gradients; then they stay whole until `step`.
+        Raises `RankMismatch` naming the ranks that have not entered it.
         """
-        wanted = self._names(names)
+        wanted = first_names(self.model, names)
+        what = f"engine.gathered({_listed(wanted)}{', modify=True' if modify else ''})"
+        if modify:
+            self._between_updates(what)
+        if not self._uneven:
+            roll_call(self.program.transport, what, timeout_s, content=wanted)
+        if self._begun:
+            self.program.layout.settle()  # what has begun goes on with the weights it began with
+        else:
+            self.quiesce()
+        named = dict(plain(self.model).named_parameters())
+        with ExitStack() as stack:
+            stack.enter_context(self.program.layout.gathered(wanted, modify))
+            with noting_saved(named[name] for name in wanted) as saved:
+                yield
+            if saved and not modify:
+                self._held.push(stack.pop_all())  # until `step`: backward reads them too
+        if modify:
+            self.program.watch.accept(wanted)
+
+    @contextmanager
+    def uneven(self, timeout_s: float = ROLL_CALL_S) -> Iterator[None]:
+        """Ranks may make different numbers of forwards within the context: `generate` of different lengths, say.
+
+        Entered by all ranks; leaving it waits until all have left. Nothing can be trained within.
+
+        timeout_s  how long to wait for the other ranks to enter
+        Raises `RankMismatch` naming the ranks that have not entered it.
+        """
+        self._even("engine.uneven()")
+        roll_call(self.program.transport, "engine.uneven()", timeout_s)
         self.quiesce()
-        with self.program.layout.gathered(wanted, modify):
-            yield
+        self._uneven = True
+        try:
+            with self.program.layout.uneven():
+                yield
+        finally:
+            self._uneven = False
+
+    def _even(self, what: str) -> None:
+        if self._uneven:
+            raise DsxError(
+                f"{what} was called within engine.uneven()",
+                expected="forwards only: the ranks need not be at the same place",
+                remedy="leave the context first",
+            )
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) of every authoritative weight, frozen ones included, one whole at a time, on every rank.
 
         A parameter that has several names comes under its first one.
         """
+        self._even("engine.weights()")
         self.quiesce()
         with torch.no_grad():
             yield from self.program.layout.logical("weight")
@@ -239,16 +326,20 @@ class Engine:
         return load(self, _folder(path)).extra
 
     def _between_updates(self, what: str) -> None:
-        if self._micro or self._micro_weight is not None:
+        self._even(what)
+        if self._micro or self._micro_weight is not None or self._depth:
+            made = f"{self._micro} of {self.accumulation} micro-batches made"
             raise DsxError(
                 f"{what} was called within a window of micro-batches",
-                found=f"{self._micro} of {self.accumulation} micro-batches made",
+                found="a forward under way" if self._depth else made,
                 remedy="call it after a step() whose report says `stepped` or `skipped`, or close the window first",
             )
 
     def close(self) -> None:
-        """Finish what is under way, and give back what parts took."""
+        """Finish what is under way, give back what parts took, and let go of the model."""
         self.quiesce()
+        self.program.watch.close()
+        self.program.connection.close()
         for observer in self.program.observers:
             observer.finish()
         self.program.store.close()
@@ -259,39 +350,6 @@ class Engine:
         self.program.stepper.drain()
         self.program.layout.settle()
 
-    def _names(self, names: str | Sequence[str] | nn.Module) -> list[str]:
-        """First names of the parameters meant; a tied one may be asked for by any of its names."""
-        model = plain(self.model)
-        first = {id(parameter): name for name, parameter in model.named_parameters()}
-        if isinstance(names, nn.Module):
-            return [first[id(parameter)] for parameter in names.parameters()]
-        known = dict(model.named_parameters(remove_duplicate=False))
-        wanted = [names] if isinstance(names, str) else list(names)
-        for name in wanted:
-            if name not in known:
-                raise DsxError(f"the model has no parameter '{name}'", remedy=near(name, known))
-        return [first[id(known[name])] for name in wanted]
-
-
-def loss_of(output: Any) -> Tensor:
-    """The loss in what a model returned: itself, or `loss` of a mapping or object."""
-    loss = output
-    if not isinstance(output, Tensor):
-        loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if not isinstance(loss, Tensor):
-        raise DsxError(
-            f"the model's output has no loss: {type(output).__name__}",
-            expected="a tensor, or a mapping or object with `loss`",
-        )
-    if loss.numel() != 1:
-        raise DsxError(f"the loss has the shape {list(loss.shape)}", expected="one number: take its mean")
-    if not loss.requires_grad:
-        raise DsxError(
-            "the loss does not depend on any trainable parameter",
-            remedy="compute it from the model's output, outside torch.no_grad()",
-        )
-    return loss.reshape(())
-
 
 def _folder(path: str | Path) -> Path:
     if not isinstance(path, (str, Path)) or not str(path):
@@ -299,8 +357,6 @@ def _folder(path: str | Path) -> Path:
     return Path(path)
 
 
-def forward(engine: Engine, batch: Any) -> Any:
-    """Call the engine on a batch: a mapping as keyword arguments, a tuple or list as positional ones."""
-    if isinstance(batch, Mapping):
-        return engine(**batch)
-    return engine(*batch) if isinstance(batch, (tuple, list)) else engine(batch)
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:3]))
+    return shown if len(names) <= 3 else f"{shown}, ... {len(names)} names"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
+from dsx.boundaries import Connection
 from dsx.contracts import (
     Dtypes,
     Guard,
@@ -19,6 +20,7 @@ from dsx.contracts import (
     Transport,
 )
 from dsx.store import Router
+from dsx.watch import Watch
 
 
 @frozen
@@ -27,6 +29,8 @@ class Program:
 
     hypers      base hyperparameters by group
     parameters  names of the trainable parameters, by index
+    connection  of the model to the layout
+    watch       over the model
     """
 
     dtypes: Dtypes
@@ -41,3 +45,5 @@ class Program:
     observers: tuple[Observer, ...]
     hypers: Mapping[str, Hyper]
     parameters: tuple[str, ...]
+    connection: Connection
+    watch: Watch

@@ -53,6 +53,7 @@ def flatten(
     world: int,
     block: int = 1,
     limit_bytes: int | None = None,
+    merge_bytes: int = 0,
     choose: Callable[[nn.Module], Sequence[tuple[str, nn.Module]]] = blocks,
 ) -> tuple[Unit, ...]:
     """Cut a model into units of flat parameters; the root unit, with what is in no block, comes first.
@@ -60,11 +61,12 @@ def flatten(
     world        size of the data axis; every flat parameter divides by it
     block        of the rule: parameters start at its multiples, and the ranks' parts are multiples of it
     limit_bytes  cut a unit's flat parameters at this size, never within a parameter
-    choose       (name, module) of the blocks, each a unit
+    merge_bytes  blocks smaller than this join their neighbours in a unit until it is of this size
+    choose       (name, module) of the blocks
     """
     model = plain(model)
-    chosen = list(choose(model))
-    homes = _homes(model, chosen)
+    chosen = _merged(choose(model), merge_bytes)
+    homes = _homes(model, [modules for _, modules in chosen])
     numbers = {name: index for index, name in enumerate(trainable(model))}
     align = math.lcm(ALIGNMENT, block)
     members: list[list[Entry]] = [[] for _ in range(len(chosen) + 1)]
@@ -74,22 +76,38 @@ def flatten(
         group = groups.assign(name, parameter) if parameter.requires_grad else ""
         members[homes[id(parameter)]].append(Entry(name, parameter, group, numbers.get(name, -1)))
     units = []
-    for number, (name, module) in enumerate([("", model), *chosen]):
+    for number, (name, modules) in enumerate([("", (model,)), *chosen]):
         flats = []
         for key, dtype, entries in _flats(members[number], dtypes, limit_bytes):
             flats.append(_flat(f"{name or 'root'}:{key}", dtype, entries, align, world))
-        units.append(Unit(number, name, module, tuple(flats)))
+        units.append(Unit(number, name, modules, tuple(flats)))
     return tuple(units)
 
 
-def _homes(model: nn.Module, chosen: Sequence[tuple[str, nn.Module]]) -> Mapping[int, int]:
+def _merged(chosen: Sequence[tuple[str, nn.Module]], merge_bytes: int) -> Sequence[tuple[str, tuple[nn.Module, ...]]]:
+    """(name of the first, modules) of each unit: neighbours that are small, together."""
+    units: list[tuple[str, tuple[nn.Module, ...]]] = []
+    room = 0
+    for name, module in chosen:
+        size = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+        if room > 0 and size < merge_bytes:
+            first, members = units.pop()
+            units.append((first, (*members, module)))
+            room -= size
+        else:
+            units.append((name, (module,)))
+            room = merge_bytes - size
+    return units
+
+
+def _homes(model: nn.Module, chosen: Sequence[tuple[nn.Module, ...]]) -> Mapping[int, int]:
     """By id of a parameter, the number of the lowest unit that holds all its uses; 0 is the root."""
     uses: Counter[int] = Counter()
     homes: dict[int, int] = {}
     inside: set[int] = set()
-    for number, (_, block) in enumerate(chosen, 1):
-        inside.update(id(module) for module in block.modules())
-        for parameter in block.parameters():
+    for number, members in enumerate(chosen, 1):
+        inside.update(id(module) for block in members for module in block.modules())
+        for parameter in {parameter for block in members for parameter in block.parameters()}:
             uses[id(parameter)] += 1
             homes[id(parameter)] = number
     outside = {

@@ -62,6 +62,7 @@ RECIPES: Mapping[str, Recipe] = {
     "wsd": Recipe("optimize", {"warmup": 1, "decay": 2, "shape": "linear", "final": 0.5}, rates=(1, 1, 0.75, 0.5)),
     "zero1": Recipe("partition", layout=True),
     "zero2": Recipe("partition", layout=True),
+    "zero3": Recipe("partition", layout=True),
     "bf16": Recipe("precision", half=torch.bfloat16),
     "progress": Recipe("observe"),
     "jsonl": Recipe("observe"),

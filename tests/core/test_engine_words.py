@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import dsx
+from dsx.batch import loss_of
 from dsx.boundaries import install, tensors
 from dsx.contracts import Flat, Unit
-from dsx.engine import loss_of
 from dsx.errors import DsxError
 
 
@@ -195,7 +195,7 @@ class Bounded:
     def __init__(self, model: nn.Module) -> None:
         flats: tuple[Flat, ...] = ()
         blocks = enumerate(model.blocks, 1)  # type: ignore[arg-type]
-        self.units = [Unit(number, f"blocks.{number - 1}", block, flats) for number, block in blocks]
+        self.units = [Unit(number, f"blocks.{number - 1}", (block,), flats) for number, block in blocks]
         self.told: list[tuple[str, int]] = []
 
     def __getattr__(self, name: str) -> Any:

@@ -273,7 +273,7 @@ def test_a_parameter_lives_in_the_lowest_unit_that_holds_all_its_uses(model: nn.
     units = cut(model)
     for unit, _, _, parameter in placed(units):
         holders = {
-            next((other.index for other in units[1:] if module is other.module), 0)
+            next((other.index for other in units[1:] if module in other.modules), 0)
             for module in model.modules()
             if any(own is parameter for own in module.parameters(recurse=False))
         }

@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from dsx.checkpoint.folder import Snapshot, snapshot, write
 from dsx.checkpoint.slices import Slice
-from dsx.checkpoint.together import roll_call
 from dsx.engine import Engine
 from dsx.errors import CheckpointError
+from dsx.roll_call import roll_call
 
 WAIT_S = 1800.0
 

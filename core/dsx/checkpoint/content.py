@@ -47,11 +47,16 @@ class Content:
         for unit in self._layout.units:
             for flat in unit.flats:
                 shard = self._shards.get(flat)
-                if shard is None:
-                    held, start = self._layout.resting(flat)
-                    yield from self._elements(flat, "weight", held, start, flat.part(self._rank, self._world))
-                else:
-                    yield from self._trained(flat, shard)
+                yield from self._frozen(flat) if shard is None else self._trained(flat, shard)
+
+    def _frozen(self, flat: Flat) -> Iterator[Entry]:
+        held, part = self._layout.resting(flat), flat.part(self._rank, self._world)
+        if held is not None:
+            yield from self._elements(flat, "weight", held, 0, part)
+        else:
+            param = self._store.fetch(flat.key, ["param"])["param"]
+            self._borrowed.append(flat.key)
+            yield from self._elements(flat, "weight", param, part[0], part)
 
     def _trained(self, flat: Flat, shard: Shard) -> Iterator[Entry]:
         tensors = self._store.fetch(flat.key, list(self._store.names(flat.key)))

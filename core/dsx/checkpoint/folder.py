@@ -29,12 +29,12 @@ from dsx.checkpoint.content import Content, generators, numbers, restore_generat
 from dsx.checkpoint.disk import sync_folder, write_synced
 from dsx.checkpoint.info import FORMAT, INFO, canonical, digest, read_info
 from dsx.checkpoint.storage import METADATA, Reader, Writer, read_metadata, read_sums, sums_name
-from dsx.checkpoint.together import roll_call, together
+from dsx.checkpoint.together import together
 from dsx.contracts import Transport
 from dsx.engine import Engine
 from dsx.errors import CheckpointError
+from dsx.roll_call import ROLL_CALL_S, roll_call
 
-ROLL_CALL_S = 60.0
 _FULL = 1 << 20
 
 

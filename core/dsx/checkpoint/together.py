@@ -1,17 +1,15 @@
-"""An error of one rank becomes the same error on all, and a rank that does not come is named."""
+"""An error of one rank becomes the same error on all."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import timedelta
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 
 from dsx.contracts import Transport
-from dsx.errors import CheckpointError, DsxError, RankMismatch
+from dsx.errors import CheckpointError, DsxError
 
 _BYTES = 4096
 _FIELDS = ("what", "where", "expected", "found", "remedy")
@@ -58,25 +56,3 @@ def _unpacked(packed: bytes, rank: int, world: int) -> CheckpointError:
     if world > 1:
         fields["where"] = f"{fields['where']}, on rank {rank}" if "where" in fields else f"rank {rank}"
     return CheckpointError(fields.pop("what"), **fields)
-
-
-def roll_call(transport: Transport, what: str, timeout_s: float) -> None:
-    """Wait until every rank has come here; raise `RankMismatch` naming those that have not, on the ranks that have.
-
-    For collectives that users enter: entered on one rank only, they would wait for ever.
-    """
-    if transport.world == 1:
-        return
-    store = dist.distributed_c10d._get_default_store()
-    call = f"dsx/roll_call/{store.add(f'dsx/roll_calls_of/{transport.rank}', 1)}"
-    store.set(f"{call}/{transport.rank}", "here")
-    try:
-        store.wait([f"{call}/{rank}" for rank in range(transport.world)], timedelta(seconds=timeout_s))
-    except (RuntimeError, dist.DistStoreError):
-        missing = [rank for rank in range(transport.world) if not store.check([f"{call}/{rank}"])]
-        raise RankMismatch(
-            f"{what} was not entered by rank {', '.join(map(str, missing))} within {timeout_s:g} s",
-            ranks=missing,
-            expected=f"all {transport.world} ranks call it",
-            remedy="call it on every rank, not on the first one only",
-        ) from None

@@ -77,15 +77,17 @@ class Flat:
 
 @frozen(eq=False)
 class Unit:
-    """Parameters gathered, reduced and released together: a block of the model, or what is left around the blocks.
+    """Parameters gathered, reduced and released together: a block of the model, several small ones, or what is left
+    around the blocks.
 
-    index   its number, the root unit being 0
-    name    the module's name in the model, "" for the root
+    index    its number, the root unit being 0
+    name     the first module's name in the model, "" for the root
+    modules  that hold its parameters, and use them in their forwards
     """
 
     index: int
     name: str
-    module: nn.Module
+    modules: tuple[nn.Module, ...]
     flats: tuple[Flat, ...]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, Protocol
 
 import torch
@@ -67,8 +67,17 @@ class Layout(Protocol):
         """The unit's input gradient is complete."""
         return
 
-    def begin_backward(self, boundary: bool, scope: Scope) -> None:
-        """A backward starts: whether it is in the window's last micro-batch, and whether gradients are averaged."""
+    def absent(self) -> None:
+        """This rank has no data in a micro-batch: take part in what the others exchange in its forward."""
+        return
+
+    def begin_backward(self, boundary: bool, scope: Scope, sync: bool = True) -> None:
+        """A backward starts.
+
+        boundary  it is in the window's last micro-batch
+        scope     whether gradients are averaged over ranks, or each rank keeps its own
+        sync      False: keep gradients whole and reduce nothing, until a later backward or `finish` does
+        """
 
     def gradient(self, key: str, number: int, parameter: nn.Parameter) -> None:
         """A gradient was accumulated in `parameter.grad`, segment `number` of a flat parameter: take and clear it."""
@@ -109,8 +118,20 @@ class Layout(Protocol):
     def gathered(self, names: Sequence[str], modify: bool) -> AbstractContextManager[None]:
         """Whole parameters within the context; with `modify`, edits reach the authoritative weights."""
 
-    def resting(self, flat: Flat) -> tuple[Tensor, int]:
-        """The weights that this rank holds of a frozen flat parameter between passes, and where in it they start."""
+    def uneven(self) -> AbstractContextManager[None]:
+        """Ranks may make different numbers of forwards within the context, and nothing is trained.
+
+        Every gather within, of `gathered` too, is agreed on by all ranks; leaving the context serves the others until
+        all have left. Nothing to do where forwards exchange nothing.
+        """
+        return nullcontext()
+
+    def resting(self, flat: Flat) -> Tensor | None:
+        """The weights of a frozen flat parameter [size], whole on every rank; None where the store holds this rank's
+        1/N, as `param`."""
+
+    def bytes(self) -> Mapping[str, int]:
+        """Bytes held now beside the store's: `param` and `grad`, and `buffer` for what passes through."""
 
     def logical(self, name: str) -> Iterator[tuple[str, Tensor]]:
         """(parameter name, whole tensor) of state `name` ("weight": the authoritative weights).

@@ -162,6 +162,17 @@ class Reductions:
         bucket.sent = True
         self._send_bucket(bucket)
 
+    def give_up(self, key: str) -> None:
+        """No more gradients of a flat parameter are expected in this backward; one that comes all the same is late."""
+        slot = self._slots[key]
+        bucket = slot.bucket
+        for number, seen in enumerate(slot.seen):
+            if seen != self._pass and number not in slot.absent:
+                slot.seen[number] = self._pass
+                bucket.left -= 1
+        if bucket.left == 0 and not bucket.sent and self._sending:
+            self._completed(bucket)
+
     def flush(self) -> None:
         """Send what was not sent, in the fixed order."""
         for bucket in self.order:
@@ -190,6 +201,11 @@ class Reductions:
         numbers = torch.tensor([bucket.number for bucket in order], device=device)
         self._transport.broadcast(numbers, channel="admin", purpose="admin").wait()
         self.order = [self.buckets[number] for number in numbers.tolist()]
+
+    def bytes(self) -> int:
+        """Bytes of the buffers that buckets hold now."""
+        tensors = [t for bucket in self.buckets for t in (bucket.buffer, bucket.extra) if t is not None]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def used(self) -> Tensor:
         """[parameters], 1.0 where this rank had a gradient."""

@@ -91,6 +91,11 @@ class Transport:
         """A transport among `ranks` of this one's; entered by all ranks of this one."""
         return self
 
+    def host(self) -> Transport:
+        """A transport among the same ranks for small tensors in host memory, by which they agree without waiting for a
+        device; entered by all of them."""
+        return self
+
     def close(self) -> None:
         """Wait for every operation and give back what was taken."""
 
@@ -126,6 +131,9 @@ class TransportWrapper(Transport):
 
     def split(self, ranks: Sequence[int]) -> Transport:
         return type(self)(self.inner.split(ranks))
+
+    def host(self) -> Transport:
+        return type(self)(self.inner.host())
 
     def close(self) -> None:
         self.inner.close()

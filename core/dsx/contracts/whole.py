@@ -30,8 +30,11 @@ class WholeParameters(Layout):
     def target(self, shard: Shard) -> Tensor:
         return self.live[shard.key][shard.start : shard.stop]
 
-    def resting(self, flat: Flat) -> tuple[Tensor, int]:
-        return self.live[flat.key], 0
+    def resting(self, flat: Flat) -> Tensor:
+        return self.live[flat.key]
+
+    def _live_bytes(self) -> int:
+        return sum(live.untyped_storage().nbytes() for live in self.live.values())
 
     @contextmanager
     def gathered(self, names: Sequence[str], modify: bool) -> Iterator[None]:

@@ -2,13 +2,13 @@
 using.
 
 gloo's reduce_scatter moves the bytes of an all_reduce, and its all_reduce of 16-bit tensors adds up in 16 bits. Both
-are replaced by an exchange of shards: each rank sends each other rank its slice, and sums what it got in rank order, in
-fp32.
+are replaced by an exchange of shards: each rank gives each other rank its slice, and sums what it got in rank order, in
+fp32. Between ranks of one host nothing is sent: they read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -17,8 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dsx.contracts import CHANNELS, Channel, Handle, Operation, Purpose, Transport, at_least_fp32
+from dsx.defaults.direct import Direct
+from dsx.defaults.line import Line
+from dsx.defaults.swap import TAGS, Swap, sum_up
 
-_TAGS = 1 << 30
+_LAST_TAG = TAGS << 29
 
 
 class Collectives(Transport):
@@ -32,9 +35,20 @@ class Collectives(Transport):
         self._device = device
         members = list(range(dist.get_world_size())) if ranks is None else list(ranks)
         self.rank, self.world = members.index(dist.get_rank()), len(members)
-        self._groups: dict[str, Any] = {channel: dist.new_group(members) for channel in CHANNELS}
         self._gloo = device.type == "cpu"
+        backend = "gloo" if self._gloo else None  # None: the default group's
+        self._groups: dict[str, Any] = {channel: dist.new_group(members, backend=backend) for channel in CHANNELS}
+        nobody = Direct([0] * self.world, everywhere=False)
+        self._direct = Direct.among(self.rank, self.world, self._gather_words) if self._gloo else nobody
+        self._lines = {channel: Line() for channel in CHANNELS}
+        self._host: Collectives | None = None
         self._tags: dict[str, count[int]] = {channel: count() for channel in CHANNELS}
+
+    def _gather_words(self, words: Tensor) -> Tensor:
+        """int64 [n] of each rank -> [world, n], before there is anything else to do it with."""
+        every = [torch.empty_like(words) for _ in range(self.world)]
+        dist.all_gather(every, words, group=self._groups["admin"])
+        return torch.stack(every)
 
     def all_gather(self, out: Tensor, shard: Tensor, *, channel: Channel, purpose: Purpose) -> Handle:
         if self._gloo:
@@ -48,13 +62,12 @@ class Collectives(Transport):
             kind = dist.ReduceOp.AVG if op == "mean" else dist.ReduceOp.SUM
             work = dist.reduce_scatter_tensor(out, whole, op=kind, group=self._groups[channel], async_op=True)
             return Handle([work])
-        slices = whole.view(self.world, -1).unbind()
-        came = [mine if rank == self.rank else torch.empty_like(mine) for rank, mine in enumerate(slices)]
-        return self._exchange(came, slices, channel, lambda: _reduce(out, came, op))
+        swap, complete = self._summing(whole.view(self.world, -1).unbind(), out, op, channel)
+        return self._finish(complete, channel, swap.reads)
 
     def all_reduce(self, tensor: Tensor, op: Operation = "mean", *, channel: Channel, purpose: Purpose) -> Handle:
-        if self._gloo and tensor.dtype.is_floating_point and tensor.dtype != at_least_fp32(tensor.dtype):
-            return self._all_reduce_16bit(tensor, op, channel)
+        if self._gloo and tensor.is_floating_point() and (self._direct.everywhere or _narrow(tensor.dtype)):
+            return self._all_reduce_slices(tensor, op, channel)
         average = op == "mean" and not self._gloo
         kind = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
         work = dist.all_reduce(tensor, op=kind, group=self._groups[channel], async_op=True)
@@ -73,54 +86,65 @@ class Collectives(Transport):
         members = dist.get_process_group_ranks(self._groups["admin"])
         return Collectives(self._device, [members[rank] for rank in ranks])
 
+    def host(self) -> Transport:
+        if self._gloo:
+            return self
+        if self._host is None:
+            self._host = Collectives(torch.device("cpu"), dist.get_process_group_ranks(self._groups["admin"]))
+        return self._host
+
     def close(self) -> None:
+        if self._host is not None:
+            self._host.close()
+        for line in self._lines.values():
+            line.stop()
         for group in self._groups.values():
             dist.destroy_process_group(group)
         self._groups.clear()
 
-    def _tag(self, channel: Channel) -> int:
-        return next(self._tags[channel]) % _TAGS
-
-    def _exchange(
-        self,
-        outs: Sequence[Tensor],
-        ins: Sequence[Tensor],
-        channel: Channel,
-        finish: Callable[[], object] | None = None,
-        tag: int | None = None,
-    ) -> Handle:
-        """Every pair of ranks swaps a tensor. Receives are posted before sends: the other order halves a slow link's
-        rate."""
-        group, tag = self._groups[channel], self._tag(channel) if tag is None else tag
-        others = [(self.rank + step) % self.world for step in range(1, self.world)]
-        ins = [tensor.contiguous() for tensor in ins]
-        works = [dist.irecv(outs[peer], group=group, tag=tag, group_src=peer) for peer in reversed(others)]
-        works += [dist.isend(ins[peer], group=group, tag=tag, group_dst=peer) for peer in others]
+    def _swap(self, outs: Sequence[Tensor], ins: Sequence[Tensor], channel: Channel) -> Swap:
+        tag = next(self._tags[channel]) * TAGS % _LAST_TAG
         if outs[self.rank].data_ptr() != ins[self.rank].data_ptr():
             outs[self.rank].copy_(ins[self.rank])
-        buffers = (outs, ins)
-        return Handle(works, lambda: (buffers, finish and finish()))
+        return Swap(self._groups[channel], self.rank, self._direct, tag, outs, ins)
 
-    def _all_reduce_16bit(self, tensor: Tensor, op: Operation, channel: Channel) -> Handle:
-        """Sum slices in fp32, then gather them; the second half starts in `wait`, so waits must come in issue order."""
+    def _exchange(self, outs: Sequence[Tensor], ins: Sequence[Tensor], channel: Channel) -> Handle:
+        swap = self._swap(outs, ins, channel)
+        return self._finish(swap.complete, channel, swap.reads)
+
+    def _finish(self, work: Callable[[], object], channel: Channel, alone: bool) -> Handle:
+        """`alone`: on the channel's own thread, so that it goes on while nobody waits; otherwise when waited for."""
+        return Handle([self._lines[channel].add(work)]) if alone else Handle((), work)
+
+    def _summing(self, slices: Sequence[Tensor], out: Tensor, op: Operation, channel: Channel) -> tuple[Swap, Work]:
+        """Swap slices; and what completes it, with the reduction of this rank's in `out`."""
+        mine = slices[self.rank]
+        kept = [rank == self.rank or self._direct.reaches(rank, mine) for rank in range(self.world)]
+        came = [mine if here else torch.empty_like(mine) for here in kept]
+        swap = self._swap(came, slices, channel)
+
+        def reduce(addresses: Mapping[int, int]) -> None:
+            sum_up(out, came, op == "mean", self._direct, addresses)
+
+        return swap, lambda: swap.complete(reduce)
+
+    def _all_reduce_slices(self, tensor: Tensor, op: Operation, channel: Channel) -> Handle:
+        """Sum slices, then gather them. Without a thread the second half starts in `wait`, so waits must come in issue
+        order."""
         slices = tensor.view(-1).tensor_split(self.world)
         mine = slices[self.rank]
-        came = [mine if rank == self.rank else torch.empty_like(mine) for rank in range(self.world)]
-        first, second = self._exchange(came, slices, channel), self._tag(channel)
+        first, complete = self._summing(slices, mine, op, channel)
+        tag = next(self._tags[channel]) * TAGS % _LAST_TAG
 
-        def finish() -> None:
-            first.wait()
-            _reduce(mine, came, op)
-            self._exchange(slices, [mine] * self.world, channel, tag=second).wait()
+        def work() -> None:
+            complete()
+            Swap(self._groups[channel], self.rank, self._direct, tag, slices, [mine] * self.world).complete()
 
-        return Handle((), finish)
+        return self._finish(work, channel, first.reads)
 
 
-def _reduce(out: Tensor, parts: Sequence[Tensor], op: Operation) -> None:
-    """Sum in rank order, in at least fp32; divide once."""
-    total = parts[0].to(at_least_fp32(out.dtype), copy=True) if out.is_floating_point() else parts[0].clone()
-    for part in parts[1:]:
-        total.add_(part)
-    if op == "mean":
-        total.div_(len(parts))
-    out.copy_(total)
+Work = Callable[[], object]
+
+
+def _narrow(dtype: torch.dtype) -> bool:
+    return dtype != at_least_fp32(dtype)

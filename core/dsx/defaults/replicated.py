@@ -3,7 +3,7 @@ backward."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -48,9 +48,9 @@ class Replicated(WholeParameters):
     def _buffer(self, bucket: Bucket) -> Tensor:
         return self._transport.allocate(bucket.size, bucket.dtype, self._device)
 
-    def begin_backward(self, boundary: bool, scope: Scope) -> None:
+    def begin_backward(self, boundary: bool, scope: Scope, sync: bool = True) -> None:
         self._scope = scope
-        self._sending = boundary and scope == "mean"
+        self._sending = boundary and sync and scope == "mean"
         self._reductions.begin(self._sending)
 
     def gradient(self, key: str, number: int, parameter: nn.Parameter) -> None:
@@ -113,6 +113,9 @@ class Replicated(WholeParameters):
 
     def total(self, vector: Tensor) -> Tensor:
         return vector
+
+    def bytes(self) -> Mapping[str, int]:
+        return {"param": self._live_bytes(), "grad": self._reductions.bytes()}
 
     def logical(self, name: str) -> Iterator[tuple[str, Tensor]]:
         flats = [flat for unit in self.units for flat in unit.flats if flat.trainable or name == "weight"]

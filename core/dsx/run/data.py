@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from dsx.engine import MicroBatch
+from dsx.batch import MicroBatch
 from dsx.run.samples import samples_of
 
 

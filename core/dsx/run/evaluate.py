@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from dsx.batch import forward
 from dsx.contracts import Evaluation
-from dsx.engine import Engine, forward
+from dsx.engine import Engine
 from dsx.run.data import collate
 
 

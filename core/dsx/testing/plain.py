@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dsx.engine import Engine
+
 Batch = tuple[Any, ...]
 Data = Callable[[int, int, int], Batch]
 """(update from 0, micro-batch, rank) -> the model's arguments."""
@@ -63,9 +65,10 @@ def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> flo
     return worst
 
 
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of a model's parameters, by first name."""
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+def weights_of(model: nn.Module | Engine) -> dict[str, Tensor]:
+    """Copies of a model's parameters, or of the whole weights that an engine trains, by first name."""
+    named = model.named_parameters() if isinstance(model, nn.Module) else model.weights()
+    return {name: parameter.detach().clone() for name, parameter in named}
 
 
 def largest(found: Sequence[float], expected: Sequence[float]) -> float:

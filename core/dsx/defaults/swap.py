@@ -1,0 +1,111 @@
+"""Every pair of ranks swaps a tensor: read from the other's memory where that can be, sent otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dsx.contracts import at_least_fp32
+from dsx.defaults.direct import Direct
+
+CHUNK = 1 << 18
+"""Elements summed at a time: what is read stays in the cache."""
+
+
+class Swap:
+    """`ins[r]` goes to rank r, `outs[r]` takes what comes from it. Made: everything is posted; `complete` finishes it.
+
+    A rank that reads is told the address, and says when it has read. Receives are posted before sends: the other order
+    halves a slow link's rate.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        rank: int,
+        direct: Direct,
+        tag: int,
+        outs: Sequence[Tensor],
+        ins: Sequence[Tensor],
+    ) -> None:
+        self._group, self._rank, self._direct, self._tag, self._outs = group, rank, direct, tag, outs
+        self._ins = [tensor.contiguous() for tensor in ins]
+        world = len(outs)
+        others = [(rank + step) % world for step in range(1, world)]
+        self._readers = [peer for peer in others if direct.reaches(peer, self._ins[peer])]
+        self._read = [peer for peer in reversed(others) if direct.reaches(peer, outs[peer])]
+        self._places = {peer: torch.empty(1, dtype=torch.int64) for peer in self._read}
+        self._told = {peer: torch.tensor([self._ins[peer].data_ptr()]) for peer in self._readers}
+        self._thanks = {peer: torch.empty(1, dtype=torch.int8) for peer in self._readers}
+        sent = [peer for peer in others if peer not in self._readers]
+        came = [peer for peer in reversed(others) if peer not in self._read]
+        self._came = [self._receive(outs[peer], peer, 0) for peer in came]
+        self._told_works = {peer: self._receive(self._places[peer], peer, 1) for peer in self._read}
+        self._sent = [self._receive(self._thanks[peer], peer, 2) for peer in self._readers]
+        self._sent += [self._send(self._ins[peer], peer, 0) for peer in sent]
+        self._sent += [self._send(self._told[peer], peer, 1) for peer in self._readers]
+
+    @property
+    def reads(self) -> bool:
+        """Whether anything is read: then it needs `complete` to go on."""
+        return bool(self._read or self._readers)
+
+    def complete(self, take: Callable[[Mapping[int, int]], object] | None = None) -> None:
+        """Wait for what is sent and read the rest.
+
+        take  instead of reading into `outs`: address of the tensor by rank that is read from -> anything
+        """
+        for work in self._came:
+            work.wait()
+        addresses = {}
+        for peer, work in self._told_works.items():
+            work.wait()
+            addresses[peer] = int(self._places[peer])
+        if take is None:
+            for peer, address in addresses.items():
+                self._direct.read(peer, address, self._outs[peer])
+        else:
+            take(addresses)
+        thanks = torch.zeros(1, dtype=torch.int8)
+        for work in [*self._sent, *(self._send(thanks, peer, 2) for peer in addresses)]:
+            work.wait()
+
+    def _receive(self, tensor: Tensor, peer: int, kind: int) -> Any:
+        return dist.irecv(tensor, group=self._group, tag=self._tag + kind, group_src=peer)
+
+    def _send(self, tensor: Tensor, peer: int, kind: int) -> Any:
+        return dist.isend(tensor, group=self._group, tag=self._tag + kind, group_dst=peer)
+
+
+TAGS = 3
+"""Tags that a swap takes."""
+
+
+def sum_up(out: Tensor, parts: Sequence[Tensor], mean: bool, direct: Direct, addresses: Mapping[int, int]) -> None:
+    """The sum of `parts` into `out` [n], in rank order, in at least fp32; divided once. Parts of ranks in `addresses`
+    are read there. `out` may be one of the others."""
+    wide = at_least_fp32(out.dtype) if out.is_floating_point() else out.dtype
+    size = min(CHUNK, out.numel())
+    rooms = {rank: torch.empty(size, dtype=out.dtype) for rank in addresses}
+    overwrites = any(part.data_ptr() == out.data_ptr() for part in parts[2:])
+    total = torch.empty(size, dtype=wide) if overwrites or wide != out.dtype else None
+    for start in range(0, out.numel(), CHUNK):
+        stop = min(start + CHUNK, out.numel())
+        for rank, room in rooms.items():
+            direct.read(rank, addresses[rank] + start * out.element_size(), room[: stop - start])
+        first, second, *more = (
+            rooms[rank][: stop - start] if rank in rooms else part[start:stop] for rank, part in enumerate(parts)
+        )
+        piece = out[start:stop]
+        sums = piece if total is None else total[: stop - start]
+        torch.add(first.to(wide), second, out=sums)
+        for part in more:
+            sums.add_(part)
+        if mean:
+            sums.div_(len(parts))
+        if total is not None:
+            piece.copy_(sums)

@@ -1,0 +1,97 @@
+"""What the stages share of gradients: arrival, the fixed order of reductions, and what the vote hears of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dsx.contracts import Ballot, Bucket, Flat, Handle, Reductions, Scope, Shard, fill_buckets
+from dsx.plugin import Context
+
+
+class Gradients(ABC):
+    """Gradients of trainable flat parameters, one bucket for each: after a reduction a rank has the average of its
+    1/N."""
+
+    patient = False
+    """Whether reductions must not be waited for before the backward is over: ranks that reach parameters in different
+    orders, or not at all, could each wait for what another has not come to."""
+
+    def __init__(self, ctx: Context, shards: Sequence[Shard]) -> None:
+        self._transport, self._store, self._guard = ctx.transport, ctx.store, ctx.guard
+        self._rank, self._world, self._device = ctx.plan.rank, ctx.plan.world, ctx.plan.device
+        self._shards = shards
+        flats = [shard.flat for shard in shards]
+        buckets = fill_buckets(flats, ctx.dtypes, ctx.plan.accumulation, 0, self._buffer)
+        self.reductions = Reductions(self._transport, buckets, self._send, self._repair)
+        self._scope: Scope = "mean"
+
+    @abstractmethod
+    def begin(self, boundary: bool, scope: Scope, sync: bool) -> None:
+        """A backward starts; without `sync`, its gradients stay whole."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """It is over."""
+
+    @abstractmethod
+    def finish(self) -> Ballot:
+        """The window's gradients are final."""
+
+    @abstractmethod
+    def of(self, shard: Shard) -> Tensor:
+        """The final gradient [stop - start], borrowed until `reset`."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget them."""
+
+    @abstractmethod
+    def _buffer(self, bucket: Bucket) -> Tensor:
+        """Memory for a bucket's gradients: [bucket.size]."""
+
+    @abstractmethod
+    def _send(self, bucket: Bucket) -> None:
+        """Start the reduction of a complete bucket."""
+
+    @abstractmethod
+    def _add(self, bucket: Bucket, part: Tensor) -> None:
+        """Add to the averaged gradient of this rank's part."""
+
+    def adopt(self, flat: Flat) -> None:
+        """A trainable flat parameter has its weights: make what it needs besides."""
+        return
+
+    def arrived(self, key: str, number: int, parameter: nn.Parameter) -> None:
+        """Take a gradient out of `parameter.grad`."""
+        self.reductions.arrived(key, number, parameter)
+
+    def bytes(self) -> Mapping[str, int]:
+        """Bytes held now beside the store's."""
+        return {"grad": self.reductions.bytes()}
+
+    def agreed(self, used: Sequence[bool], words: Sequence[float]) -> bool:
+        """What the vote said."""
+        return self.reductions.agreed(used, words)
+
+    def _reduce(self, whole: Tensor) -> tuple[Tensor, Handle]:
+        """Start averaging `whole`; this rank's part of it, which lies where it lay."""
+        mine = whole[self._own(whole.numel())]
+        return mine, self._transport.reduce_scatter(mine, whole, "mean", channel="reduce", purpose="reduce")
+
+    def _own(self, size: int) -> slice:
+        each = size // self._world
+        return slice(self._rank * each, (self._rank + 1) * each)
+
+    def _repair(self, bucket: Bucket, extra: Tensor | None) -> None:
+        late = torch.zeros(bucket.size, dtype=bucket.dtype, device=self._device) if extra is None else extra
+        part, handle = self._reduce(late)
+        handle.wait()
+        self._add(bucket, part)
+
+    def _ballot(self, gradients: Iterable[Tensor]) -> Ballot:
+        squares = [self._guard.squares(gradient).double() for gradient in gradients]
+        return Ballot(torch.stack(squares).sum(), self.reductions.used(), self.reductions.words())

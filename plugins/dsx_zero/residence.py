@@ -1,0 +1,107 @@
+"""Whole parameters that come and go: the buffers of units whose shards rest in the store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dsx.contracts import Channel, Flat, Handle, Store, Transport, Unit
+from dsx_zero.released import release, restore
+
+
+class Residence:
+    """Buffers of a fixed address in the model, with memory behind them only while a unit is live.
+
+    The parameters stay views of their buffer: its storage is emptied and filled again, so that what autograd saved is
+    valid whenever the unit is live.
+
+    busy       units in use: between enter and leave, back and exit
+    permanent  units that stay live from one update to the next
+    """
+
+    def __init__(self, units: Sequence[Unit], transport: Transport, store: Store, rank: int, world: int) -> None:
+        self._units, self._transport, self._store = units, transport, store
+        self._rank, self._world = rank, world
+        self._whole: dict[str, Tensor] = {}
+        self._live: set[int] = set()
+        self._coming: dict[int, Handle] = {}
+        self._pins: Counter[int] = Counter()
+        self.busy: set[int] = set()
+        self.permanent: frozenset[int] = frozenset()
+
+    def adopt(self, flat: Flat, exact: Tensor) -> None:
+        """Keep this rank's part of the weights in the store, as `param`, and make the parameters views of an empty
+        buffer."""
+        start, stop = flat.part(self._rank, self._world)
+        self._store.create(flat.key, "param", exact[start:stop].to(flat.dtype, copy=True))
+        whole = torch.empty(flat.size, dtype=flat.dtype, device=exact.device)
+        flat.attach(whole)
+        self._whole[flat.key] = whole
+        self._empty(flat)
+
+    def live(self, number: int) -> bool:
+        """Whether the unit's parameters can be read, and nothing is on its way for it."""
+        return (number in self._live and number not in self._coming) or not self._units[number].flats
+
+    def whole(self, flat: Flat) -> Tensor:
+        """The buffer of a live flat parameter: [size]."""
+        return self._whole[flat.key]
+
+    def bytes(self) -> int:
+        """Bytes held by buffers now."""
+        return sum(whole.untyped_storage().nbytes() for whole in self._whole.values())
+
+    def gather(self, number: int, channel: Channel = "gather") -> None:
+        """Start bringing a unit; into its place, if it is live: the weights are the same."""
+        handles = [self._coming.pop(number)] if number in self._coming else []
+        for flat in self._units[number].flats:
+            whole = self._whole[flat.key]
+            start, stop = flat.part(self._rank, self._world)
+            whole.untyped_storage().resize_(whole.numel() * whole.element_size())
+            self._store.fetch(flat.key, ["param"], into=whole[start:stop])
+            handles.append(self._transport.all_gather(whole, whole[start:stop], channel=channel, purpose="gather"))
+        self._coming[number] = Handle(handles)
+
+    def arrive(self, number: int) -> None:
+        """Wait until it is live."""
+        if (handle := self._coming.pop(number, None)) is not None:
+            handle.wait()
+            self._live.add(number)
+            for flat in self._units[number].flats:
+                restore(flat)
+
+    def drop(self, number: int) -> None:
+        """Take what was brought for a use that this rank skips, and let it go."""
+        self.arrive(number)
+        self.release(number)
+
+    def release(self, number: int) -> None:
+        """Give the memory back, unless the unit is in use, or on its way for a later use."""
+        if number in self.busy or number in self._coming or number in self.permanent or self._pins[number]:
+            return
+        for flat in self._units[number].flats:
+            self._empty(flat)
+        self._live.discard(number)
+
+    def _empty(self, flat: Flat) -> None:
+        release(flat)
+        self._whole[flat.key].untyped_storage().resize_(0)
+
+    def clear(self) -> None:
+        """Nothing is in use any more."""
+        self.busy.clear()
+        for number in list(self._coming):
+            self.arrive(number)
+        for number in list(self._live):
+            self.release(number)
+
+    def pin(self, number: int) -> None:
+        """Keep it live until `unpin`; may nest."""
+        self._pins[number] += 1
+
+    def unpin(self, number: int) -> None:
+        """One `pin` less; it is not released by this."""
+        self._pins[number] -= 1

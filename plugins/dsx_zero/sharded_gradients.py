@@ -1,0 +1,124 @@
+"""Gradients of 1/N: each micro-batch's are averaged as they arrive, and added to what the store holds."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from dsx.contracts import Ballot, Bucket, Flat, Handle, Scope, Shard
+from dsx.plugin import Context
+from dsx_zero.gradients import Gradients
+
+Flying = tuple[Bucket, Handle, Callable[[], object]]
+"""A bucket, its reduction, and what is done when that is there."""
+
+FLIGHT = 2
+"""Reductions under way at once: their whole buffers are what is held beside the shards."""
+
+
+class ShardedGradients(Gradients):
+    """Traffic of k micro-batches: k reduce-scatters.
+
+    Buffers for whole gradients are taken when a unit's first gradient arrives and given back when its average is there;
+    they are kept for the next unit of that size, since freshly mapped memory is slow.
+    """
+
+    def __init__(self, ctx: Context, shards: Sequence[Shard]) -> None:
+        self._pool: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+        self._flight: deque[Flying] = deque()
+        self._filled: set[str] = set()
+        self._lent: set[str] = set()
+        self._sending, self._owing = True, False
+        super().__init__(ctx, shards)
+        self._dtypes = {bucket.slots[0].flat.key: bucket.dtype for bucket in self.reductions.buckets}
+
+    def adopt(self, flat: Flat) -> None:
+        gradient = self._transport.allocate(flat.size // self._world, self._dtypes[flat.key], self._device)
+        self._store.create(flat.key, "grad", gradient)
+
+    def _buffer(self, bucket: Bucket) -> Tensor:
+        free = self._pool.get((bucket.size, bucket.dtype))
+        return free.pop() if free else self._transport.allocate(bucket.size, bucket.dtype, self._device)
+
+    def _send(self, bucket: Bucket) -> None:
+        while len(self._flight) >= FLIGHT and not self.patient:
+            self._land()
+        self._flight.append(self._first(bucket) if self._key(bucket) not in self._filled else self._another(bucket))
+
+    def _first(self, bucket: Bucket) -> Flying:
+        """The first average of a window goes straight to where it rests."""
+        key = self._key(bucket)
+        self._filled.add(key)
+        grad = self._store.fetch(key, [], ["grad"])["grad"]
+        whole = bucket.complete()
+        handle = self._transport.reduce_scatter(grad, whole, "mean", channel="reduce", purpose="reduce")
+        return bucket, handle, lambda: self._store.put(key, ["grad"])
+
+    def _another(self, bucket: Bucket) -> Flying:
+        part, handle = self._reduce(bucket.complete())
+        return bucket, handle, lambda: self._add(bucket, part)
+
+    def _key(self, bucket: Bucket) -> str:
+        (slot,) = bucket.slots
+        return slot.flat.key
+
+    def _land(self) -> None:
+        """Wait for the oldest reduction, keep its average, and give its buffer back."""
+        bucket, handle, keep = self._flight.popleft()
+        handle.wait()
+        keep()
+        buffer, bucket.buffer = bucket.buffer, None
+        free = self._pool.setdefault((bucket.size, bucket.dtype), [])
+        if buffer is not None and len(free) <= FLIGHT:
+            free.append(buffer)
+
+    def _add(self, bucket: Bucket, part: Tensor) -> None:
+        key = self._key(bucket)
+        self._store.add(key, "grad", part, first=key not in self._filled)
+        self._filled.add(key)
+
+    def begin(self, boundary: bool, scope: Scope, sync: bool) -> None:
+        self._scope, self._sending = scope, sync
+        self.reductions.begin(sync)
+
+    def end(self) -> None:
+        self._owing = not self._sending
+        if self._sending:
+            self._reduce_all()
+
+    def _reduce_all(self) -> None:
+        self.reductions.flush()
+        while self._flight:
+            self._land()
+        self.reductions.reopen()
+
+    def finish(self) -> Ballot:
+        if self._owing:
+            self._owing = False
+            self._reduce_all()
+        self.reductions.mend()
+        self.reductions.share_order(self._device)
+        ballot = self._ballot(self.of(shard) for shard in self._shards)
+        self._give_back()
+        return ballot
+
+    def of(self, shard: Shard) -> Tensor:
+        self._lent.add(shard.key)
+        return self._store.fetch(shard.key, ["grad"])["grad"]
+
+    def _give_back(self) -> None:
+        for key in self._lent:
+            self._store.put(key, [])
+        self._lent.clear()
+
+    def bytes(self) -> Mapping[str, int]:
+        pooled = sum(buffer.numel() * buffer.element_size() for free in self._pool.values() for buffer in free)
+        return {"grad": self.reductions.bytes(), "buffer": pooled}
+
+    def reset(self) -> None:
+        self._give_back()
+        self._filled.clear()
+        self.reductions.reset()
