@@ -10,12 +10,16 @@ from torch import Tensor
 
 from dsx.contracts import Channel, Flat, Handle, Store, Transport, Unit
 from dsx_zero.released import release, restore
+from dsx_zero.rooms import Mapped, Pool, Resized, Room, mappable
+
+SMALLEST_MAPPED = 1 << 20
+"""Bytes below which a heap leaves no hole worth the call."""
 
 
 class Residence:
     """Buffers of a fixed address in the model, with memory behind them only while a unit is live.
 
-    The parameters stay views of their buffer: its storage is emptied and filled again, so that what autograd saved is
+    The parameters stay views of their buffer, whose memory is taken away and put back, so that what autograd saved is
     valid whenever the unit is live.
 
     busy       units in use: between enter and leave, back and exit
@@ -26,6 +30,8 @@ class Residence:
         self._units, self._transport, self._store = units, transport, store
         self._rank, self._world = rank, world
         self._whole: dict[str, Tensor] = {}
+        self._rooms: dict[str, Room] = {}
+        self._pool: Pool | None = None
         self._live: set[int] = set()
         self._coming: dict[int, Handle] = {}
         self._pins: Counter[int] = Counter()
@@ -37,10 +43,19 @@ class Residence:
         buffer."""
         start, stop = flat.part(self._rank, self._world)
         self._store.create(flat.key, "param", exact[start:stop].to(flat.dtype, copy=True))
-        whole = torch.empty(flat.size, dtype=flat.dtype, device=exact.device)
+        self._whole[flat.key] = whole = self._make(flat, exact.device)
         flat.attach(whole)
-        self._whole[flat.key] = whole
         self._empty(flat)
+
+    def _make(self, flat: Flat, device: torch.device) -> Tensor:
+        size = flat.size * flat.dtype.itemsize
+        if not mappable(device) or size < SMALLEST_MAPPED:
+            whole = torch.empty(flat.size, dtype=flat.dtype, device=device)
+            self._rooms[flat.key] = Resized(whole)
+            return whole
+        self._pool = self._pool or Pool()
+        self._rooms[flat.key] = room = Mapped(self._pool, size)
+        return room.tensor(flat.size, flat.dtype)
 
     def live(self, number: int) -> bool:
         """Whether the unit's parameters can be read, and nothing is on its way for it."""
@@ -52,7 +67,7 @@ class Residence:
 
     def bytes(self) -> int:
         """Bytes held by buffers now."""
-        return sum(whole.untyped_storage().nbytes() for whole in self._whole.values())
+        return sum(room.bytes() for room in self._rooms.values())
 
     def gather(self, number: int, channel: Channel = "gather") -> None:
         """Start bringing a unit; into its place, if it is live: the weights are the same."""
@@ -60,7 +75,7 @@ class Residence:
         for flat in self._units[number].flats:
             whole = self._whole[flat.key]
             start, stop = flat.part(self._rank, self._world)
-            whole.untyped_storage().resize_(whole.numel() * whole.element_size())
+            self._rooms[flat.key].fill()
             self._store.fetch(flat.key, ["param"], into=whole[start:stop])
             handles.append(self._transport.all_gather(whole, whole[start:stop], channel=channel, purpose="gather"))
         self._coming[number] = Handle(handles)
@@ -88,7 +103,7 @@ class Residence:
 
     def _empty(self, flat: Flat) -> None:
         release(flat)
-        self._whole[flat.key].untyped_storage().resize_(0)
+        self._rooms[flat.key].empty()
 
     def clear(self) -> None:
         """Nothing is in use any more."""

@@ -1,164 +1,119 @@
-"""Layouts against DistributedDataParallel and FSDP2, all alternating step by step in the same ranks.
+"""Layouts of dsx against DDP, ZeroRedundancyOptimizer, FSDP2 and DeepSpeed: time, memory and bytes of a step.
 
-    python tests/bench/partition.py [--nproc 2] [--rounds 20] [--accumulation 1]
+    python tests/bench/partition.py [--systems dsx-zero1,fsdp2] [--size 25M] [--dtype bf16] [--nproc 4]
+        [--accumulation 4] [--rounds 20] [--sockets] [--link 400] [--peers-python PATH] [--json OUT] [--plot FOLDER]
 
-Every system trains the same GPT from the same weights on the same batches with AdamW in fp32; losses agree to 1e-4.
-Printed: the median over steps of each system's time as a multiple of DistributedDataParallel's in the same round, with
-quartiles, and the process's CPU time a step. `ddp again` is the control and should read 1.00.
+Every system trains the same GPT from the same weights on the same batches with AdamW, in processes of its own. They
+take turns, one at a time, in an order that turns too; the others are stopped. A turn is two steps in a row, of which
+the second is measured, from the end of the first to its own: what a system puts off until its next step is neither
+given away nor charged twice. Losses are compared in every step; a system that trains something else, ends or hangs is
+reported, and the others go on. Systems that do not all fit into memory are measured in groups, each with DDP.
+
+time / DDP's  of a step, in the same round: median and quartiles; "DDP again" should read 1.00
+CPU ms        of a step, of all threads of a rank
+steady MB     resident between steps; "peak" within one, "start" until the end of the first; "held" once the allocator
+              has given back, at the end, what is free, and without pages of files; all above that of imports
+sent MB       leaves a rank in a step, headers included; measured where a network namespace can be made
+first step s  from the start of the processes to the end of the first step
+loss apart    the largest difference from DDP's
+
+On one host dsx reads the memory of other ranks, for which nothing leaves; with --sockets it sends, as the others do.
+With --link each rank is in a network namespace of its own, as on a host of its own: they are joined by a link of so
+many Mbit/s, and dsx sends.
+DeepSpeed is left out unless --peers-python names an interpreter that has it, torch, numpy and attrs.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
-import statistics
+import json
+import os
+import shutil
 import sys
-import time
-from collections.abc import Callable
+import tempfile
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-
-import dsx
-from dsx_text import gpt
-
-Step = Callable[[list[dict[str, Tensor]]], float]
-RATE = 3e-4
+from partition_systems.case import SIZES, Case
+from partition_systems.catalogue import DEEPSPEED, SYSTEMS
+from partition_systems.fleet import SystemFailed
+from partition_systems.measure import Bench, measure, to_stderr
+from partition_systems.network import Host, isolate, linked
+from partition_systems.report import Result, plots, table
 
 
-def batch(step: int, micro: int, samples: int, length: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(1000 * step + 10 * micro + dist.get_rank())
-    words = torch.randint(0, 256, (samples, length + 1), generator=generator)
-    return {"input_ids": words[:, :-1].contiguous(), "labels": words[:, 1:].contiguous()}
+def main() -> int:
+    choices = _parser().parse_args()
+    isolated = isolate()
+    if choices.link and not isolated:
+        raise SystemExit("--link needs network namespaces: Linux, unshare, ip, and the right to use them")
+    sockets = choices.sockets or choices.link is not None
+    case = Case(choices.size, choices.dtype, choices.nproc, choices.accumulation)
+    folder = Path(tempfile.mkdtemp(prefix="dsx_bench_"))
+    with _hosts(choices.link) as hosts:
+        bench = Bench(case, hosts, isolated, sys.executable, choices.peers_python or sys.executable, folder, sockets)
+        try:
+            systems = measure(bench, choices.systems or _default(choices.peers_python), choices.rounds, to_stderr)
+        except SystemFailed as error:
+            text = f"\nDDP failed, with which all are compared: {error}\nwhat ranks wrote is in {folder}"
+            raise SystemExit(text) from None
+    setting = {"link": choices.link, "sockets": sockets, "rounds": choices.rounds}
+    result = {"case": asdict(case), **setting, "systems": systems}
+    to_stderr("")
+    return _report(result, choices, folder)
 
 
-def ddp(model: nn.Module) -> Step:
-    wrapped = nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=RATE, fused=True)
-
-    def step(micros: list[dict[str, Tensor]]) -> float:
-        total = 0.0
-        for number, words in enumerate(micros):
-            wrapped.require_backward_grad_sync = number == len(micros) - 1
-            loss = wrapped(**words)["loss"] / len(micros)
-            loss.backward()
-            total += loss.item()
-        optimizer.step()
-        optimizer.zero_grad()
-        return total
-
-    return step
-
-
-def fsdp2(model: nn.Module) -> Step:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh, reshard_after_forward=False)
-    fully_shard(model, mesh=mesh, reshard_after_forward=False)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
-
-    def step(micros: list[dict[str, Tensor]]) -> float:
-        total = 0.0
-        for words in micros:
-            loss = model(**words)["loss"] / len(micros)
-            loss.backward()
-            total += loss.item()
-        optimizer.step()
-        optimizer.zero_grad()
-        return total
-
-    return step
-
-
-def layout(name: str) -> Callable[[nn.Module], Step]:
-    def make(model: nn.Module) -> Step:
-        manifest: dict[str, Any] = {
-            "run": {"overlap_publish": True},
-            "optimize": {"use": ["adamw"], "adamw": {"lr": RATE}},
-        }
-        if name != "replicated":
-            manifest["partition"] = {"use": [name]}
-        engines: dict[int, dsx.Engine] = {}
-
-        def step(micros: list[dict[str, Tensor]]) -> float:
-            if not engines:
-                engines[0] = dsx.prepare(model, {**manifest, "batch": {"accumulation": len(micros)}})
-            total = 0.0
-            for words in micros:
-                loss = engines[0](**words)["loss"]
-                engines[0].backward(loss)
-                engines[0].step()
-                total += loss.item() / len(micros)
-            return total
-
-        return step
-
-    return make
-
-
-SYSTEMS: dict[str, Callable[[nn.Module], Step]] = {
-    "ddp": ddp,
-    "ddp again": ddp,
-    "fsdp2": fsdp2,
-    "replicated": layout("replicated"),
-    "zero1": layout("zero1"),
-    "zero2": layout("zero2"),
-}
-
-
-def work(rounds: int, accumulation: int, layers: int, width: int) -> None:
-    """One rank: all systems, one step each a round, in turning order."""
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    model = gpt(layers=layers, width=width, heads=width // 64, context=256)
-    steps = {name: make(copy.deepcopy(model)) for name, make in SYSTEMS.items()}
-    wall: dict[str, list[float]] = {name: [] for name in SYSTEMS}
-    cpu: dict[str, list[float]] = {name: [] for name in SYSTEMS}
-    names = list(SYSTEMS)
-    for number in range(rounds + 3):
-        micros = [batch(number, micro, 2, 128) for micro in range(accumulation)]
-        losses = {}
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            dist.barrier()
-            started, busy = time.perf_counter(), time.process_time()
-            losses[name] = steps[name](micros)
-            dist.barrier()
-            if number >= 3:
-                wall[name].append(time.perf_counter() - started)
-                cpu[name].append(time.process_time() - busy)
-        assert all(abs(loss - losses["ddp"]) < 1e-4 for loss in losses.values()), losses
-    if dist.get_rank() == 0:
-        size = sum(parameter.numel() for parameter in model.parameters()) / 1e6
-        print(f"{size:.1f} M parameters, {dist.get_world_size()} ranks, accumulation {accumulation}, {rounds} rounds")
-        for name in SYSTEMS:
-            ratios = [mine / base for mine, base in zip(wall[name], wall["ddp"], strict=True)]
-            low, middle, high = statistics.quantiles(ratios, n=4)
-            busy = statistics.median(cpu[name]) * 1e3
-            print(
-                f"{name:11} {middle:5.2f} ({low:.2f}-{high:.2f}) of ddp's time, {busy:6.0f} ms CPU a step", flush=True
-            )
-
-
-def main() -> None:
-    from dsx.launch.launch import launch
-
-    parser = argparse.ArgumentParser()
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--systems", type=_names, help=f"of {', '.join(SYSTEMS)}; DDP is always there")
+    parser.add_argument("--size", choices=SIZES, default="25M")
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--nproc", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--accumulation", type=int, default=1)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--width", type=int, default=512)
-    choices = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).parent))
-    keys = ("rounds", "accumulation", "layers", "width")
-    launch("partition:work", {key: getattr(choices, key) for key in keys}, choices.nproc)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--sockets", action="store_true")
+    parser.add_argument("--link", type=int, metavar="MBIT")
+    parser.add_argument("--peers-python", metavar="PATH", type=_interpreter)
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    parser.add_argument("--plot", type=Path, metavar="FOLDER")
+    return parser
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in SYSTEMS]:
+        raise argparse.ArgumentTypeError(f"no system is called {unknown[0]!r}; there are {', '.join(SYSTEMS)}")
+    return names
+
+
+def _interpreter(path: str) -> str:
+    if not os.access(path, os.X_OK):
+        raise argparse.ArgumentTypeError(f"{path} is no program; name the python of an environment with DeepSpeed")
+    return os.path.abspath(path)  # the link itself: an environment is known by it
+
+
+def _default(peers: str | None) -> list[str]:
+    return [name for name, system in SYSTEMS.items() if peers or system.module != DEEPSPEED]
+
+
+def _hosts(link: int | None) -> AbstractContextManager[list[Host]]:
+    return linked(link) if link else nullcontext([Host(os.getpid())])
+
+
+def _report(result: Result, choices: argparse.Namespace, folder: Path) -> int:
+    """Print, write and draw; 1, and the ranks' outputs are kept, if a system failed."""
+    print(table(result), flush=True)
+    if choices.json:
+        choices.json.write_text(json.dumps(result))
+    if choices.plot:
+        print("\n".join(str(file) for file in plots([result], choices.plot)))
+    if any("failed" in record for record in result["systems"].values()):
+        print(f"what ranks wrote is in {folder}")
+        return 1
+    shutil.rmtree(folder)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

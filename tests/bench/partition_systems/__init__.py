@@ -1,0 +1,1 @@
+"""The systems that `partition.py` compares, and the processes in which they run."""

@@ -1,0 +1,61 @@
+"""The systems by name: in which module each is made, with which options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class System:
+    """`function(model, case, **options)` of a module makes it.
+
+    imports  modules that it would import when it is made, for imports to be told from what it holds
+    """
+
+    module: str
+    function: str
+    options: dict[str, object] = field(default_factory=dict)
+    imports: list[str] = field(default_factory=lambda: ["torch._dynamo"])
+
+
+def _deepspeed(stage: int) -> System:
+    # From stage 1 on it looks whether the optimizer is its Muon, whose module compiles a function.
+    imports = ["torch._dynamo"] + ["deepspeed.runtime.zero.muon.muon_optimizer"] * (stage > 0)
+    return System(DEEPSPEED, "stage", {"number": stage}, imports)
+
+
+def _dsx(layout: str | None) -> System:
+    imports = ["dsx.start", "dsx_optimizers.adamw"] + [f"dsx_zero.{layout}"] * (layout is not None)
+    return System("of_dsx", "layout", {"name": layout}, imports)
+
+
+REFERENCE = "ddp"
+DEEPSPEED = "of_deepspeed"
+
+SYSTEMS = {
+    REFERENCE: System("of_torch", "ddp"),
+    "ddp-again": System("of_torch", "ddp"),
+    "ddp-views": System("of_torch", "ddp", {"views": True}),
+    "zero-redundancy": System("of_torch", "zero_redundancy"),
+    "fsdp2": System("of_torch", "fsdp2", {"reshard": True}),
+    "fsdp2-keep": System("of_torch", "fsdp2", {"reshard": False}),
+    **{f"deepspeed-{stage}": _deepspeed(stage) for stage in range(4)},
+    "dsx-replicated": _dsx(None),
+    **{f"dsx-{layout}": _dsx(layout) for layout in ("zero1", "zero2", "zero3")},
+}
+LABELS = {
+    REFERENCE: "DDP",
+    "ddp-again": "DDP again (control)",
+    "ddp-views": "DDP, gradients as views",
+    "zero-redundancy": "ZeroRedundancyOptimizer",
+    "fsdp2": "FSDP2",
+    "fsdp2-keep": "FSDP2, no reshard",
+    "deepspeed-0": "DeepSpeed 0",
+    "deepspeed-1": "DeepSpeed 1",
+    "deepspeed-2": "DeepSpeed 2",
+    "deepspeed-3": "DeepSpeed 3",
+    "dsx-replicated": "dsx replicated",
+    "dsx-zero1": "dsx zero1",
+    "dsx-zero2": "dsx zero2",
+    "dsx-zero3": "dsx zero3",
+}
