@@ -186,15 +186,19 @@ def _hook_exit(layout: Layout, unit: Unit, inputs: Sequence[Tensor]) -> None:
     of weights) is still to come. Then the end of this backward is waited for, which in reentrant recomputation is the
     unit's own.
     """
-    leaves = any(tensor.grad_fn is None for tensor in inputs)
+    leaves = [tensor for tensor in inputs if tensor.grad_fn is None]
+    if not leaves:
+        torch.autograd.graph.register_multi_grad_hook(inputs, lambda gradients: layout.exit(unit), mode="all")
+    for leaf in leaves:
+        _hook_leaf(layout, unit, leaf)
 
-    def complete(gradients: Sequence[Tensor | None]) -> None:
-        if leaves:
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: layout.exit(unit))
-        else:
-            layout.exit(unit)
 
-    torch.autograd.graph.register_multi_grad_hook(inputs, complete, mode="all")
+def _hook_leaf(layout: Layout, unit: Unit, leaf: Tensor) -> None:
+    def complete(gradient: Tensor) -> None:
+        handle.remove()  # a leaf may outlive the step, and be given again in the next
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: layout.exit(unit))
+
+    handle = leaf.register_hook(complete)  # type: ignore[no-untyped-call]
 
 
 def tensors(value: Any) -> Iterator[Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,18 +72,21 @@ class Engine:
         finally:
             self._depth -= 1
 
-    def backward(self, output: Any, weight: float = 1.0) -> None:
+    def backward(self, output: Any, weight: float = 1.0, retain_graph: bool = False) -> None:
         """Accumulate gradients of a loss.
 
-        output  the loss, 0-dim; or the model's output: a mapping or object with `loss`
-        weight  of this micro-batch among all of the window, on all ranks; its number of tokens, to average over tokens
+        output        the loss, 0-dim; or the model's output: a mapping or object with `loss`
+        weight        of this micro-batch among all of the window, on all ranks; its number of tokens, to average over
+                      tokens
+        retain_graph  as in torch: another backward through the same graph follows
 
         Several backwards before one `step` belong to one micro-batch and add up.
         """
         self._even("engine.backward()")
         loss = loss_of(output)
         self._note(loss, weight)
-        self._pass(self.program.scaler.scale(loss * weight / self.accumulation).backward)
+        scaled = self.program.scaler.scale(loss * weight / self.accumulation)
+        self._pass(partial(scaled.backward, retain_graph=retain_graph))
 
     def _pass(self, backward: Callable[[], object]) -> None:
         layout, rule = self.program.layout, self.program.rule

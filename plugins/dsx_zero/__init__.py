@@ -8,9 +8,9 @@ zero3   1/N         1/N        1/N         16/N
 zero1.py, zero2.py, zero3.py   the stages: whose parameters and whose gradients
 whole_parameters.py            each rank's part is published after an update
 sharded_parameters.py          a unit is gathered before it is used and released after, by
-    residence.py               the buffers that come and go, and
+    residence.py               the buffers that come and go, over rooms.py, their memory, and
     passes.py                  the order of gathers, which merge.py makes of what ranks did
-    released.py                what a parameter is meanwhile
+    released.py, recall.py     what a parameter is meanwhile, and weights that autograd saved
 whole_gradients.py             whole until the last micro-batch, then averaged to 1/N
 sharded_gradients.py           averaged to 1/N in each micro-batch
 gradients.py, layout.py        what these share

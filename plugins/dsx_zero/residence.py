@@ -22,7 +22,7 @@ class Residence:
     The parameters stay views of their buffer, whose memory is taken away and put back, so that what autograd saved is
     valid whenever the unit is live.
 
-    busy       units in use: between enter and leave, back and exit
+    busy       how often a unit is in use: between enter and leave, which may nest, or back and exit
     permanent  units that stay live from one update to the next
     """
 
@@ -32,10 +32,11 @@ class Residence:
         self._whole: dict[str, Tensor] = {}
         self._rooms: dict[str, Room] = {}
         self._pool: Pool | None = None
+        self._owners: dict[int, int] = {}
         self._live: set[int] = set()
         self._coming: dict[int, Handle] = {}
         self._pins: Counter[int] = Counter()
-        self.busy: set[int] = set()
+        self.busy: Counter[int] = Counter()
         self.permanent: frozenset[int] = frozenset()
 
     def adopt(self, flat: Flat, exact: Tensor) -> None:
@@ -65,6 +66,10 @@ class Residence:
         """The buffer of a live flat parameter: [size]."""
         return self._whole[flat.key]
 
+    def owner(self, address: int) -> int | None:
+        """The unit whose memory a storage at this address is."""
+        return self._owners.get(address)
+
     def bytes(self) -> int:
         """Bytes held by buffers now."""
         return sum(room.bytes() for room in self._rooms.values())
@@ -76,6 +81,7 @@ class Residence:
             whole = self._whole[flat.key]
             start, stop = flat.part(self._rank, self._world)
             self._rooms[flat.key].fill()
+            self._owners[whole.untyped_storage().data_ptr()] = number
             self._store.fetch(flat.key, ["param"], into=whole[start:stop])
             handles.append(self._transport.all_gather(whole, whole[start:stop], channel=channel, purpose="gather"))
         self._coming[number] = Handle(handles)
@@ -95,7 +101,7 @@ class Residence:
 
     def release(self, number: int) -> None:
         """Give the memory back, unless the unit is in use, or on its way for a later use."""
-        if number in self.busy or number in self._coming or number in self.permanent or self._pins[number]:
+        if self.busy[number] or number in self._coming or number in self.permanent or self._pins[number]:
             return
         for flat in self._units[number].flats:
             self._empty(flat)
@@ -103,6 +109,7 @@ class Residence:
 
     def _empty(self, flat: Flat) -> None:
         release(flat)
+        self._owners.pop(self._whole[flat.key].untyped_storage().data_ptr(), None)
         self._rooms[flat.key].empty()
 
     def clear(self) -> None:

@@ -36,7 +36,8 @@ class Resized(Room):
         self._storage, self._size = tensor.untyped_storage(), tensor.numel() * tensor.element_size()
 
     def fill(self) -> None:
-        self._storage.resize_(self._size)
+        if self._storage.nbytes() != self._size:  # torch would move it to another address all the same
+            self._storage.resize_(self._size)
 
     def empty(self) -> None:
         self._storage.resize_(0)

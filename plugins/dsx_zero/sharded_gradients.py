@@ -41,7 +41,12 @@ class ShardedGradients(Gradients):
 
     def _buffer(self, bucket: Bucket) -> Tensor:
         free = self._pool.get((bucket.size, bucket.dtype))
-        return free.pop() if free else self._transport.allocate(bucket.size, bucket.dtype, self._device)
+        if not free:
+            return self._transport.allocate(bucket.size, bucket.dtype, self._device)
+        buffer = free.pop()
+        for start, stop in bucket.slots[0].flat.padding():
+            buffer[start:stop].zero_()  # another unit's gradients
+        return buffer
 
     def _send(self, bucket: Bucket) -> None:
         while len(self._flight) >= FLIGHT and not self.patient:

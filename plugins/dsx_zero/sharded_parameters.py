@@ -15,6 +15,7 @@ from dsx_zero.exchange import exchange
 from dsx_zero.heap import keep_freed
 from dsx_zero.layout import MakeGradients, Sharded
 from dsx_zero.passes import Passes
+from dsx_zero.recall import Recall
 from dsx_zero.residence import Residence
 
 NONE: frozenset[int] = frozenset()
@@ -49,6 +50,7 @@ class Gathered(Sharded):
         if self._device.type == "cpu":
             keep_freed()
         self._backward, self._stale = False, True
+        self._recall = Recall(self.memory.owner, self._read_again)
         self._grad, self._regular = False, True
         self._forwards: deque[tuple[Hashable, Sequence[int]]] = deque(maxlen=REMEMBERED)
         self._roots = 0
@@ -70,10 +72,13 @@ class Gathered(Sharded):
                 self._begin_forward(torch.is_grad_enabled(), self._model.training)
             self._calls[number] += torch.is_grad_enabled()
         self._use(number)
+        if not self._backward and torch.is_grad_enabled():
+            self._recall.push(number)
 
     def leave(self, unit: Unit) -> None:
         if self._backward:
             return
+        self._recall.pop(unit.index)
         self._done(unit.index)
         if unit.index == 0:
             self._roots -= 1
@@ -123,9 +128,10 @@ class Gathered(Sharded):
     def exit(self, unit: Unit) -> None:
         number = unit.index
         self._done(number)
-        self._calls[number] -= 1
-        if self._calls[number] <= 0:
-            self._no_more(number)
+        if self._backward:
+            self._calls[number] -= 1
+            if self._calls[number] <= 0:
+                self._no_more(number)
 
     def end_backward(self) -> None:
         self._close()
@@ -147,12 +153,17 @@ class Gathered(Sharded):
     # ---- both
 
     def _use(self, number: int) -> None:
-        self.memory.busy.add(number)
+        self.memory.busy[number] = 1 if self._backward else self.memory.busy[number] + 1
         if not self.memory.live(number):
             self.passes.want(number)
 
+    def _read_again(self, number: int) -> None:
+        """Autograd reads a weight that it saved."""
+        if not self.memory.live(number):
+            self._use(number)
+
     def _done(self, number: int) -> None:
-        self.memory.busy.discard(number)
+        self.memory.busy[number] = 0 if self._backward else max(0, self.memory.busy[number] - 1)
         self.passes.release(number)
 
     def _close(self) -> None:

@@ -69,6 +69,16 @@ class Flat:
         each = self.size // world
         return rank * each, (rank + 1) * each
 
+    def padding(self) -> Iterator[tuple[int, int]]:
+        """(start, stop) of what lies in no segment."""
+        at = 0
+        for segment in self.segments:
+            if segment.start > at:
+                yield at, segment.start
+            at = segment.stop
+        if self.size > at:
+            yield at, self.size
+
     def attach(self, live: Tensor) -> None:
         """Make the model's parameters views of `live`: [size], of `dtype`."""
         for segment, parameter in zip(self.segments, self.parameters, strict=True):

@@ -19,7 +19,7 @@ from torch import Tensor
 from dsx.contracts import CHANNELS, Channel, Handle, Operation, Purpose, Transport, at_least_fp32
 from dsx.defaults.direct import Direct
 from dsx.defaults.line import Line
-from dsx.defaults.swap import TAGS, Swap, sum_up
+from dsx.defaults.swap import TAGS, Swap, sendable, sum_up
 
 _LAST_TAG = TAGS << 29
 
@@ -80,7 +80,8 @@ class Collectives(Transport):
 
     def broadcast(self, tensor: Tensor, root: int = 0, *, channel: Channel, purpose: Purpose) -> Handle:
         group = self._groups[channel]
-        return Handle([dist.broadcast(tensor, group=group, group_src=root, async_op=True)])
+        words = sendable(tensor) if self._gloo and tensor.is_contiguous() else tensor
+        return Handle([dist.broadcast(words, group=group, group_src=root, async_op=True)])
 
     def split(self, ranks: Sequence[int]) -> Transport:
         members = dist.get_process_group_ranks(self._groups["admin"])

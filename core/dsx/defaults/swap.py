@@ -16,6 +16,15 @@ CHUNK = 1 << 18
 """Elements summed at a time: what is read stays in the cache."""
 
 
+_SENDABLE = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+_SENDABLE |= {torch.uint8, torch.int8, torch.int32, torch.int64}
+
+
+def sendable(tensor: Tensor) -> Tensor:
+    """A contiguous tensor, or its bytes where gloo does not know its dtype (float8, int16, complex)."""
+    return tensor if tensor.dtype in _SENDABLE else tensor.reshape(-1).view(torch.uint8)
+
+
 class Swap:
     """`ins[r]` goes to rank r, `outs[r]` takes what comes from it. Made: everything is posted; `complete` finishes it.
 
@@ -32,8 +41,9 @@ class Swap:
         outs: Sequence[Tensor],
         ins: Sequence[Tensor],
     ) -> None:
-        self._group, self._rank, self._direct, self._tag, self._outs = group, rank, direct, tag, outs
-        self._ins = [tensor.contiguous() for tensor in ins]
+        self._group, self._rank, self._direct, self._tag = group, rank, direct, tag
+        self._outs = outs = [sendable(tensor) for tensor in outs]
+        self._ins = [sendable(tensor.contiguous()) for tensor in ins]
         world = len(outs)
         others = [(rank + step) % world for step in range(1, world)]
         self._readers = [peer for peer in others if direct.reaches(peer, self._ins[peer])]
