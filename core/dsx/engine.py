@@ -341,6 +341,7 @@ class Engine:
 
     def close(self) -> None:
         """Finish what is under way, give back what parts took, and let go of the model."""
+        self._held.close()
         self.quiesce()
         self.program.watch.close()
         self.program.connection.close()

@@ -145,12 +145,14 @@ def mappable(device: torch.device) -> bool:
     """Whether buffers on this device can be moved: on Linux 5.7 and later."""
     if device.type != "cpu" or not sys.platform.startswith("linux"):
         return False
-    here, there = _reserve(_HUGE, _READ_WRITE), _reserve(_HUGE, _NONE)
+    reserved: list[int] = []
     try:
-        _move(here, there, _HUGE)
+        for protection in (_READ_WRITE, _NONE):
+            reserved.append(_reserve(_HUGE, protection))
+        _move(reserved[0], reserved[1], _HUGE)
     except MemoryError:
         return False
     finally:
-        for address in (here, there):
+        for address in reserved:
             _call("munmap", address, _HUGE)
     return True

@@ -66,7 +66,7 @@ class Collectives(Transport):
         return self._finish(complete, channel, swap.reads)
 
     def all_reduce(self, tensor: Tensor, op: Operation = "mean", *, channel: Channel, purpose: Purpose) -> Handle:
-        if self._gloo and tensor.is_floating_point() and (self._direct.everywhere or _narrow(tensor.dtype)):
+        if self._gloo and tensor.is_floating_point() and (_narrow(tensor.dtype) or self._read_everywhere(tensor)):
             return self._all_reduce_slices(tensor, op, channel)
         average = op == "mean" and not self._gloo
         kind = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
@@ -103,8 +103,15 @@ class Collectives(Transport):
             dist.destroy_process_group(group)
         self._groups.clear()
 
+    def _read_everywhere(self, tensor: Tensor) -> bool:
+        """Whether all ranks would read their slices of a tensor; gloo's ring is as good for small ones."""
+        return self._direct.everywhere and self._direct.large(tensor.numel() // self.world * tensor.element_size())
+
+    def _tag(self, channel: Channel) -> int:
+        return next(self._tags[channel]) * TAGS % _LAST_TAG
+
     def _swap(self, outs: Sequence[Tensor], ins: Sequence[Tensor], channel: Channel) -> Swap:
-        tag = next(self._tags[channel]) * TAGS % _LAST_TAG
+        tag = self._tag(channel)
         if outs[self.rank].data_ptr() != ins[self.rank].data_ptr():
             outs[self.rank].copy_(ins[self.rank])
         return Swap(self._groups[channel], self.rank, self._direct, tag, outs, ins)
@@ -135,7 +142,7 @@ class Collectives(Transport):
         slices = tensor.view(-1).tensor_split(self.world)
         mine = slices[self.rank]
         first, complete = self._summing(slices, mine, op, channel)
-        tag = next(self._tags[channel]) * TAGS % _LAST_TAG
+        tag = self._tag(channel)
 
         def work() -> None:
             complete()

@@ -50,7 +50,11 @@ class Direct:
 
     def reaches(self, peer: int, tensor: Tensor) -> bool:
         """Whether a tensor of this size is read from `peer`, and by it; the answer is the same at both ends."""
-        return self._pids[peer] != 0 and tensor.numel() * tensor.element_size() >= self._smallest
+        return self._pids[peer] != 0 and self.large(tensor.numel() * tensor.element_size())
+
+    def large(self, size: int) -> bool:
+        """Whether a message of so many bytes is worth reading."""
+        return size >= self._smallest
 
     def read(self, peer: int, address: int, out: Tensor) -> None:
         """Fill the contiguous `out` from an address in `peer`'s memory."""

@@ -41,7 +41,7 @@ class Swap:
         outs: Sequence[Tensor],
         ins: Sequence[Tensor],
     ) -> None:
-        self._group, self._rank, self._direct, self._tag = group, rank, direct, tag
+        self._group, self._direct, self._tag = group, direct, tag
         self._outs = outs = [sendable(tensor) for tensor in outs]
         self._ins = [sendable(tensor.contiguous()) for tensor in ins]
         world = len(outs)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import deepspeed  # type: ignore[import-not-found, unused-ignore]
 import torch
 from torch import nn
 
-from partition_systems.case import RATE, SAMPLES, Batch, Case, Trainer
+from partition_systems.case import RATE, SAMPLES, Case, Trainer, engine_step
 
 
 def stage(model: nn.Module, case: Case, *, number: int) -> Trainer:
@@ -24,14 +24,4 @@ def stage(model: nn.Module, case: Case, *, number: int) -> Trainer:
     }
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
-
-    def step(micros: Sequence[Batch]) -> float:
-        total = 0.0
-        for words in micros:
-            loss = engine(**words)["loss"]
-            engine.backward(loss)
-            engine.step()
-            total += loss.item()
-        return total / len(micros)
-
-    return Trainer(step)
+    return Trainer(partial(engine_step, engine))

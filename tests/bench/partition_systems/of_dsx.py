@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 import dsx
-from partition_systems.case import RATE, Batch, Case, Trainer
+from partition_systems.case import RATE, Case, Trainer, engine_step
 
 
 def layout(model: nn.Module, case: Case, *, name: str | None) -> Trainer:
@@ -21,14 +21,4 @@ def layout(model: nn.Module, case: Case, *, name: str | None) -> Trainer:
         "precision": {"use": ["bf16"] if case.dtype == "bf16" else []},
     }
     engine = dsx.prepare(model, manifest)
-
-    def step(micros: Sequence[Batch]) -> float:
-        total = 0.0
-        for words in micros:
-            loss = engine(**words)["loss"]
-            engine.backward(loss)
-            engine.step()
-            total += loss.item()
-        return total / len(micros)
-
-    return Trainer(step, engine.quiesce)
+    return Trainer(partial(engine_step, engine), engine.quiesce)
