@@ -68,6 +68,25 @@ def model(dropout: float = 0.0) -> nn.Module:
     return Regression(dropout)
 
 
+class Bursting(Regression):
+    """The gradient of its first weight is Inf in the third update, once, also where the run is resumed."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        self.calls += 1
+        self.inside.weight.register_hook(lambda gradient: gradient * float("inf")) if self.calls == 3 else None
+        return super().forward(x, y, index)
+
+
+def bursting() -> nn.Module:
+    return Bursting()
+
+
 def logged(length: int, held_out: int = 0, log: str | None = None) -> Logged:
     return Logged(length, held_out, log)
 

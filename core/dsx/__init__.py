@@ -13,20 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dsx.contracts import Report
+    from dsx.deferred.recording import empty_init
     from dsx.engine import Engine
     from dsx.errors import DsxError
     from dsx.manifest import Manifest
+    from dsx.plan.forecast import forecast
     from dsx.start import prepare
+    from dsx.weights.archive import export
 
 __version__ = "0.1.0"
 
-__all__ = ["DsxError", "Engine", "Manifest", "Report", "prepare"]
+__all__ = ["DsxError", "Engine", "Manifest", "Report", "empty_init", "export", "forecast", "prepare"]
 
 _HOMES = {
     "DsxError": "dsx.errors",
     "Engine": "dsx.engine",
     "Manifest": "dsx.manifest",
     "Report": "dsx.contracts",
+    "empty_init": "dsx.deferred.recording",
+    "export": "dsx.weights.archive",
+    "forecast": "dsx.plan.forecast",
     "prepare": "dsx.start",
 }
 

@@ -6,10 +6,11 @@ import hashlib
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dsx.contracts import Transport
 from dsx.errors import RankMismatch
+from dsx.raw import raw
 
 _BYTES = 16
 
@@ -40,7 +41,26 @@ _REMEDIES = {
     "manifest": "give every rank the same manifest and --set options",
     "plugins": "install the same packages, in the same versions, on every host",
     "model": "build the same model on every rank: names, shapes, dtypes and requires_grad of its parameters",
+    "source of weights": "on every rank build it within dsx.empty_init() or on none, and give the same weights=",
 }
+
+
+def alike(transport: Transport, tensor: Tensor) -> bool:
+    """Whether a tensor [size] has the same bits on all ranks; entered by all of them."""
+    if transport.world == 1:
+        return True
+    digest = hashlib.sha256()
+    for start in range(0, tensor.numel(), _PART):
+        part = tensor[start : start + _PART].cpu()
+        digest.update(raw(part))
+    mine = torch.tensor(list(digest.digest()), dtype=torch.uint8, device=tensor.device)
+    every = torch.empty(transport.world * len(mine), dtype=torch.uint8, device=tensor.device)
+    transport.all_gather(every, mine, channel="admin", purpose="admin").wait()
+    return bool((every.view(transport.world, -1) == mine).all())
+
+
+_PART = 1 << 24
+"""Elements that are brought to the host at a time."""
 
 
 def describe(model: nn.Module) -> str:

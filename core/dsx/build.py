@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from dsx.agree import agree, describe
+from dsx.agree import agree, alike, describe
 from dsx.boundaries import Connection, install
 from dsx.compiled import refuse_compiled
-from dsx.contracts import Attention, Flat, Observer, Shard, Site, State, Unit
+from dsx.contracts import Attention, Flat, Observer, Shard, Site, State, Transport, Unit, with_values
+from dsx.contracts.memory import trim
 from dsx.defaults import NULL_PARTS
+from dsx.deferred.values import Values
 from dsx.errors import DsxError, SlotConflict
 from dsx.hooks import Hooks
 from dsx.plugin import Context, Part, Plan
@@ -26,12 +28,22 @@ from dsx.watch import Watch
 Named = tuple[str, Part]
 
 
-def build(resolved: Resolved, plan: Plan, model: nn.Module) -> Program:
+def build(
+    resolved: Resolved,
+    plan: Plan,
+    model: nn.Module,
+    transport: Transport | None = None,
+    values: Values | None = None,
+) -> Program:
     """Ask the hooks for parts, build them, and give them the model's parameters.
+
+    transport  in place of the run's own, under its wrappers
+    values     None: those that the model has
 
     Afterwards the parameters are views of buffers that the layout owns, and every state exists.
     """
     ctx = Context(plan, plain(model), lambda **choices: _flatten(ctx, **choices))
+    values = values or Values()
     parts = _parts(resolved, plan)
     built: list[tuple[Part, Any]] = []
 
@@ -41,11 +53,14 @@ def build(resolved: Resolved, plan: Plan, model: nn.Module) -> Program:
         return [(name, result) for name, _, result in made]
 
     for role in BUILD_ORDER:
-        _BUILDERS.get(role.name, _one)(ctx, role.name, make)
+        if role.name == "transport" and transport is not None:
+            ctx.parts["transport"] = transport
+        else:
+            _BUILDERS.get(role.name, _one)(ctx, role.name, make)
         if role.name == "transport":
-            agree(ctx.transport, plan.device, _texts(resolved, model))
+            agree(ctx.transport, with_values(plan.device), _texts(resolved, model, values))
     refuse_compiled(model, ctx.layout)
-    _adopt(ctx)
+    _adopt(ctx, values)
     connection = install(ctx.layout, ctx.parts["activations"], resolved.manifest.run.compile)
     ctx.parts["tiers"].refuse_idle_claims()
     for part, result in built:
@@ -124,24 +139,30 @@ def _flatten(ctx: Context, **choices: Any) -> Sequence[Unit]:
     )
 
 
-def _texts(resolved: Resolved, model: nn.Module) -> Mapping[str, str]:
+def _texts(resolved: Resolved, model: nn.Module, values: Values) -> Mapping[str, str]:
     plugins = sorted((p.name, p.registration.target, p.registration.distribution) for p, _ in resolved.plugins)
-    return {"manifest": resolved.manifest.digest(), "plugins": repr(plugins), "model": describe(plain(model))}
+    return {
+        "manifest": resolved.manifest.digest(),
+        "plugins": repr(plugins),
+        "model": describe(plain(model)),
+        "source of weights": values.text,
+    }
 
 
-def _adopt(ctx: Context) -> None:
+def _adopt(ctx: Context, values: Values) -> None:
     """Rank 0's weights become everyone's, one flat parameter whole at a time; then each rank makes its states."""
     shards = {shard.flat: shard for shard in ctx.layout.shards}
     with torch.no_grad():
         for unit in ctx.layout.units:
             for flat in unit.flats:
                 exact = torch.zeros(flat.size, dtype=flat.source, device=ctx.plan.device)
-                for segment, parameter in zip(flat.segments, flat.parameters, strict=True):
-                    segment.view(exact).copy_(parameter)
-                ctx.transport.broadcast(exact, channel="admin", purpose="state").wait()
+                if not (values.fill(flat, exact) and alike(ctx.transport, exact)):
+                    ctx.transport.broadcast(exact, channel="admin", purpose="state").wait()
                 ctx.layout.adopt(flat, exact)
                 if flat.trainable:
                     _create_states(ctx, flat, shards[flat], exact)
+        values.finish()
+        trim()
         for buffer in ctx.model.buffers():
             if buffer.numel():
                 ctx.transport.broadcast(buffer, channel="admin", purpose="state").wait()

@@ -91,7 +91,7 @@ class Engine:
     def _pass(self, backward: Callable[[], object]) -> None:
         layout, rule = self.program.layout, self.program.rule
         self._begun = True
-        with self.program.connection.backward(), explained():
+        with self.program.connection.backward(), explained(), self.program.dtypes.backward():
             layout.begin_backward(self._micro + 1 == self.accumulation, rule.scope(self.steps + 1), self._sync)
             backward()
             layout.end_backward()
@@ -165,13 +165,10 @@ class Engine:
         if not all(outcome.used):
             self._refuse_frozen(outcome.used)
         norm = math.sqrt(outcome.squares) / scale / weight if outcome.squares >= 0 else math.nan
-        finite = math.isfinite(norm)
-        program.scaler.update(finite)
         program.stepper.settle()
         loss, words = outcome.loss / outcome.weight, dict(zip(self.words, outcome.spare, strict=True))
-        if not finite:
-            self.skips += 1
-            program.layout.reset()
+        if not math.isfinite(norm):
+            self._skip()
             return Report(
                 step=self.steps,
                 stepped=False,
@@ -182,6 +179,7 @@ class Engine:
                 scale=scale,
                 words=words,
             )
+        program.scaler.update(True)
         multiplier = min(1.0, self._clip / (norm + 1e-6)) / scale / weight
         hypers = self._start(outcome, multiplier)
         return Report(
@@ -205,6 +203,13 @@ class Engine:
             outcome = vote(program.transport, ballot, loss, weight, program.rule.ballot(), spare)
             if not program.layout.agreed(outcome.used, outcome.words):
                 return outcome
+
+    def _skip(self) -> None:
+        self.skips += 1
+        try:
+            self.program.scaler.update(False)
+        finally:
+            self.program.layout.reset()
 
     def _refuse_frozen(self, used: Sequence[bool]) -> None:
         try:
@@ -328,6 +333,18 @@ class Engine:
 
         self._between_updates("load")
         return load(self, _folder(path)).extra
+
+    def export(
+        self, out: str | Path, dtype: torch.dtype | str | None = None, shard_bytes: int | None = None
+    ) -> None:
+        """Write the weights to the folder `out`, as `dsx.export` does from a checkpoint; called by all ranks.
+
+        One unit is whole at a time, and rank 0 writes. Raises the same `CheckpointError` on all ranks.
+        """
+        from dsx.weights.live import export_engine
+
+        self._even("engine.export()")
+        export_engine(self, _folder(out), dtype, shard_bytes)
 
     def _between_updates(self, what: str) -> None:
         self._even(what)

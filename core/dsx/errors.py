@@ -131,6 +131,11 @@ class KernelUnavailable(DsxError):
     there."""
 
 
+class Halted(DsxError):
+    """Training cannot go on as it is. All ranks raise it, between updates: every weight and state is that of the last
+    update, and can be saved."""
+
+
 class RankMismatch(DsxError):
     """Ranks disagree on what they run, or a collective that users enter was not entered by all of them."""
 

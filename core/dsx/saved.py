@@ -8,15 +8,17 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from dsx.contracts import memory_of
+
 
 @contextmanager
 def noting_saved(weights: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """A list of what autograd saves within the context that shares memory with one of `weights`."""
-    homes = {weight.untyped_storage().data_ptr() for weight in weights}
+    homes = {memory_of(weight) for weight in weights}
     saved: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
-        if tensor.untyped_storage().data_ptr() in homes:
+        if memory_of(tensor) in homes:
             saved.append(tensor)
         return tensor
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -65,6 +66,13 @@ class Router(Store):
             for name, count in tier.bytes().items():
                 held[name] = held.get(name, 0) + count
         return held
+
+    def places(self) -> dict[tuple[str, str], int]:
+        """Bytes held, by (where, state name)."""
+        held: Counter[tuple[str, str]] = Counter()
+        for tier in self._tiers:
+            held.update({(tier.place, name): count for name, count in tier.bytes().items()})
+        return dict(held)
 
     def refuse_idle_claims(self) -> None:
         """A tier that holds nothing was named for nothing: `DsxError`."""

@@ -42,16 +42,17 @@ def vote(
     rule   the rule's own numbers: [any]
     spare  anybody's
     """
-    device = ballot.squares.device
-    fixed = torch.stack([ballot.squares.double(), loss.double().to(device)])
+    squares, loss = _known(ballot.squares), _known(loss)
+    device = squares.device
+    fixed = torch.stack([squares.double(), loss.double().to(device)])
     rest = (torch.tensor([weight, *spare], dtype=torch.float64), ballot.used, ballot.words, rule.double())
     numbers = torch.cat([fixed, torch.cat(rest).to(device)])
     transport.all_reduce(numbers, "sum", channel="vote", purpose="vote").wait()
-    squares, loss_sum, weight_sum, *others = numbers.tolist()
+    squares_sum, loss_sum, weight_sum, *others = numbers.tolist()
     spared, others = others[: len(spare)], others[len(spare) :]
     used, words = len(ballot.used), len(ballot.words)
     return Outcome(
-        squares,
+        squares_sum,
         loss_sum,
         weight_sum,
         [count > 0 for count in others[:used]],
@@ -59,3 +60,8 @@ def vote(
         others[used + words :],
         spared,
     )
+
+
+def _known(number: Tensor) -> Tensor:
+    """One for a number on the meta device, where nothing has a value: there, every update is made."""
+    return torch.ones(()) if number.is_meta else number

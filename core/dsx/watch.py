@@ -16,7 +16,7 @@ from torch.nn.modules.module import (
 )
 
 from dsx.compiled import refuse_compiled
-from dsx.contracts import Layout, Store
+from dsx.contracts import Layout, Store, memory_of
 from dsx.errors import DsxError
 from dsx.units import trainable
 
@@ -163,18 +163,13 @@ def _kinds(layout: Layout, store: Store) -> tuple[list[Named], list[Named]]:
     for unit in layout.units:
         for flat in unit.flats:
             home = targets[flat] if flat.trainable else layout.resting(flat)
-            stays = home is not None and _memory(home) == _memory(flat.parameters[0])
+            stays = home is not None and memory_of(home) == memory_of(flat.parameters[0])
             named = [(segment.name, p) for segment, p in zip(flat.segments, flat.parameters, strict=True)]
             if stays:
                 fixed += named
             if not stays or "master" in store.names(flat.key):
                 copies += named
     return fixed, copies
-
-
-def _memory(tensor: Any) -> int:
-    address: int = tensor.untyped_storage().data_ptr()
-    return address
 
 
 def _another(name: str, before: Mapping[str, int], now: Mapping[str, int]) -> DsxError:

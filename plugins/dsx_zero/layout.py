@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import torch
 from torch import Tensor, nn
 
-from dsx.contracts import Ballot, Flat, Layout, Scope, Shard, Unit
+from dsx.contracts import Ballot, Flat, Layout, Scope, Shard, State, Unit, logical_state
 from dsx.plugin import Context
 from dsx_zero.gradients import Gradients
 
@@ -20,7 +19,8 @@ class Sharded(Layout):
     def __init__(self, ctx: Context, units: Sequence[Unit], gradients: MakeGradients) -> None:
         self._transport, self._store = ctx.transport, ctx.store
         self._rank, self._world, self._device = ctx.plan.rank, ctx.plan.world, ctx.plan.device
-        self._scalars = {state.name for state in ctx.rule.states if state.shape == "segment"}
+        self._states = {state.name: state for state in ctx.rule.states}
+        self._block = ctx.rule.block
         self.units = units
         flats = [flat for unit in self.units for flat in unit.flats if flat.trainable]
         parts = [flat.part(self._rank, self._world) for flat in flats]
@@ -68,14 +68,7 @@ class Sharded(Layout):
 
     def _whole_state(self, flat: Flat, name: str) -> Iterator[tuple[str, Tensor]]:
         """A state gathered from all ranks: in one exchange for each flat parameter."""
-        mine = self._store.fetch(flat.key, [name])[name]
-        whole = torch.empty(mine.numel() * self._world, dtype=mine.dtype, device=mine.device)
-        self._transport.all_gather(whole, mine.contiguous(), channel="admin", purpose="state").wait()
+        state, held = self._states.get(name, State(name)), self._store.fetch(flat.key, [name])[name]
+        parted = state.scope != "rank"
+        yield from logical_state(flat, state, held, self._transport, block=self._block, parted=parted)
         self._store.put(flat.key, [])
-        each = flat.size // self._world
-        for number, segment in enumerate(flat.segments):
-            if name in self._scalars:  # every rank has all numbers; those of the parameters in its part are right
-                owner = min(segment.start // each, self._world - 1)
-                yield segment.name, whole.view(self._world, -1)[owner, number]
-            else:
-                yield segment.name, segment.view(whole)

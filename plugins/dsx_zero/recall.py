@@ -8,6 +8,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from dsx.contracts import memory_of
+
 
 @frozen(eq=False)
 class _Saved:
@@ -24,7 +26,7 @@ class Recall:
     A unit's backward usually starts at its output. One that starts elsewhere, at a loss that a module keeps as an
     attribute, would read memory that is not there, or is still on its way.
 
-    owner  of a storage's address: number of the unit, or None
+    owner  of a memory, as `memory_of` numbers it: number of the unit, or None
     want   makes a unit live
     """
 
@@ -46,7 +48,7 @@ class Recall:
             torch._C._autograd._pop_saved_tensors_default_hooks()
 
     def _pack(self, tensor: Tensor) -> _Saved:
-        return _Saved(tensor, tensor._version, self._owner(tensor.untyped_storage().data_ptr()))
+        return _Saved(tensor, tensor._version, self._owner(memory_of(tensor)))
 
     def _unpack(self, saved: _Saved) -> Tensor:
         if saved.number is not None:

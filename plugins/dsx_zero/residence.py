@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dsx.contracts import Channel, Flat, Handle, Store, Transport, Unit
+from dsx.contracts import Channel, Flat, Handle, Store, Transport, Unit, memory_of
 from dsx_zero.released import release, restore
 from dsx_zero.rooms import Mapped, Pool, Resized, Room, mappable
 
@@ -66,9 +66,9 @@ class Residence:
         """The buffer of a live flat parameter: [size]."""
         return self._whole[flat.key]
 
-    def owner(self, address: int) -> int | None:
-        """The unit whose memory a storage at this address is."""
-        return self._owners.get(address)
+    def owner(self, memory: int) -> int | None:
+        """The live unit whose memory has this number, of `memory_of`."""
+        return self._owners.get(memory)
 
     def bytes(self) -> int:
         """Bytes held by buffers now."""
@@ -81,7 +81,7 @@ class Residence:
             whole = self._whole[flat.key]
             start, stop = flat.part(self._rank, self._world)
             self._rooms[flat.key].fill()
-            self._owners[whole.untyped_storage().data_ptr()] = number
+            self._owners[memory_of(whole)] = number
             self._store.fetch(flat.key, ["param"], into=whole[start:stop])
             handles.append(self._transport.all_gather(whole, whole[start:stop], channel=channel, purpose="gather"))
         self._coming[number] = Handle(handles)
@@ -109,7 +109,7 @@ class Residence:
 
     def _empty(self, flat: Flat) -> None:
         release(flat)
-        self._owners.pop(self._whole[flat.key].untyped_storage().data_ptr(), None)
+        self._owners.pop(memory_of(self._whole[flat.key]), None)
         self._rooms[flat.key].empty()
 
     def clear(self) -> None:

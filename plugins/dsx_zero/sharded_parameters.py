@@ -12,7 +12,6 @@ from torch import Tensor
 from dsx.contracts import Boundary, Flat, Scope, Shard, Unit
 from dsx.plugin import Context
 from dsx_zero.exchange import exchange
-from dsx_zero.heap import keep_freed
 from dsx_zero.layout import MakeGradients, Sharded
 from dsx_zero.passes import Passes
 from dsx_zero.recall import Recall
@@ -47,8 +46,6 @@ class Gathered(Sharded):
         self._words = self._transport.host()
         self.passes = Passes(self.memory, self._words, depth, self._passed_over)
         self.memory.permanent = permanent
-        if self._device.type == "cpu":
-            keep_freed()
         self._backward, self._stale = False, True
         self._recall = Recall(self.memory.owner, self._read_again)
         self._grad, self._regular = False, True

@@ -19,7 +19,8 @@ from typing import NoReturn
 SLEEPERS = ("triton", "cupy", "torch._dynamo", "torch.distributed.checkpoint")
 """Not to be loaded by an import: they take long, or look for a GPU."""
 
-NEEDS = {"torch.distributed.checkpoint": ("background", "content", "folder", "slices", "storage")}
+_DCP = ("archive", "background", "content", "folder", "resize", "slices", "storage", "wanted")
+NEEDS = {"torch.distributed.checkpoint": _DCP}
 """Modules of dsx.checkpoint that are loaded when a checkpoint is written or read, and not before."""
 
 LIBRARIES = ("attrs", "cattrs", "click", "pluggy", "entrypoints", "rich.progress", "tomli", "torch.distributed")

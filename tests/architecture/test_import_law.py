@@ -34,7 +34,7 @@ LAW: Mapping[str, str] = {
 REGISTRY = frozenset({"dsx.registry", "dsx.resolve", "dsx.hooks", "dsx.entries", "pluggy", "entrypoints"})
 """What knows of plugins."""
 
-SEE_BOTH = _all_of(r"dsx\.start", r"dsx\.cli\.(run|explain|plugins)", r"dsx\.testing")
+SEE_BOTH = _all_of(r"dsx\.start", r"dsx\.plan\.rehearsal", r"dsx\.cli\.(run|explain|plugins)", r"dsx\.testing")
 
 
 def breaches(root: Path) -> list[str]:

@@ -34,8 +34,8 @@ MANIFESTS: dict[str, dict[str, Any]] = {
 
 
 @given(st.lists(st.integers(0, 5), max_size=4), st.data())
-def test_boxes_tile_a_slice(shape: list[int], data: st.DataObject) -> None:
-    """Case 21 and 25: any cut of any shape, each rectangle contiguous in the slice."""
+def test_boxes_tile_a_slice_cases_21_25(shape: list[int], data: st.DataObject) -> None:
+    """Any cut of any shape, each rectangle contiguous in the slice."""
     whole = torch.arange(torch.Size(shape).numel()).view(shape)
     start = data.draw(st.integers(0, whole.numel()))
     stop = data.draw(st.integers(start, whole.numel()))
@@ -86,8 +86,8 @@ def resumed(kind: str, world: int, path: str) -> tuple[list[float], dict[str, Te
 
 @pytest.mark.parametrize("kind", MANIFESTS)
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_resuming_is_bit_for_bit_on_the_same_world_size(ranks, tmp_path: Path, kind: str, world: int) -> None:
-    """Cases 76 and 87 included: masters of 16-bit parameters, the schedule."""
+def test_resuming_is_bit_for_bit_on_as_many_ranks_cases_76_87(ranks, tmp_path: Path, kind: str, world: int) -> None:
+    """Masters of 16-bit parameters and the schedule included."""
     path = str(tmp_path / "checkpoint")
     before = ranks.run(uninterrupted, kind, world, path, world=world)
     after = ranks.run(resumed, kind, world, path, world=world)
@@ -97,8 +97,7 @@ def test_resuming_is_bit_for_bit_on_the_same_world_size(ranks, tmp_path: Path, k
 
 
 @pytest.mark.parametrize("kind", ["fp64", "segment states"])
-def test_resuming_on_another_world_size(ranks, tmp_path: Path, kind: str) -> None:
-    """Case 73."""
+def test_resuming_on_another_world_size_case_73(ranks, tmp_path: Path, kind: str) -> None:
     path = str(tmp_path / "checkpoint")
     ((losses, weights), _) = ranks.run(uninterrupted, kind, 2, path, world=2)
     for world in (1, 3, 4):
@@ -143,8 +142,7 @@ def random_numbers(world: int, path: str, load: bool) -> list[float]:
     return [torch.rand(()).item(), random.random(), random.gauss(0, 1)]
 
 
-def test_each_rank_goes_on_with_its_own_random_numbers(ranks, tmp_path: Path) -> None:
-    """Case 91."""
+def test_each_rank_goes_on_with_its_own_random_numbers_case_91(ranks, tmp_path: Path) -> None:
     path = str(tmp_path / "checkpoint")
     first = ranks.run(random_numbers, 2, path, False, world=2)
     assert ranks.run(random_numbers, 2, path, True, world=2) == first
@@ -182,8 +180,7 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", "__0.sums.json", METADATA, INFO])
-def test_truncated_and_missing_files_are_named(tmp_path: Path, name: str) -> None:
-    """Case 78."""
+def test_truncated_and_missing_files_are_named_case_78(tmp_path: Path, name: str) -> None:
     path = written(tmp_path / "checkpoint")
     file = path / name
     content = file.read_bytes()
@@ -255,16 +252,14 @@ def alone(path: str) -> str:
     return ""
 
 
-def test_saving_on_the_first_rank_only_names_the_others(ranks, tmp_path: Path) -> None:
-    """Case 82."""
+def test_saving_on_the_first_rank_only_names_the_others_case_82(ranks, tmp_path: Path) -> None:
     words, *_ = ranks.run(alone, str(tmp_path / "checkpoint"), world=3)
     assert "was not entered by rank 1, 2 within 0.5 s" in words
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("folder", [None, ""])
-def test_no_folder_is_a_value_error(folder: Any) -> None:
-    """Case 84."""
+def test_no_folder_is_a_value_error_case_84(folder: Any) -> None:
     with pytest.raises(ValueError, match="the folder of a checkpoint is"):
         dsx.prepare(Tangle()).save(folder)
 
@@ -297,8 +292,8 @@ def unwritable(path: str) -> str:
     return "no error"
 
 
-def test_a_rank_that_cannot_write_fails_all_alike_and_leaves_nothing(ranks, tmp_path: Path) -> None:
-    """Case 79: the previous one stays."""
+def test_a_rank_that_cannot_write_fails_all_alike_and_leaves_nothing_case_79(ranks, tmp_path: Path) -> None:
+    """The previous one stays."""
     path = tmp_path / "checkpoint"
     written(path)
     before = (path / INFO).read_bytes()
@@ -360,8 +355,8 @@ def test_a_background_checkpoint_is_what_was_there_when_it_was_asked_for(ranks, 
     assert engine.steps == 4
 
 
-def test_a_background_error_reaches_every_rank(ranks, tmp_path: Path) -> None:
-    """Case 85: nobody waits for ever either."""
+def test_a_background_error_reaches_every_rank_case_85(ranks, tmp_path: Path) -> None:
+    """Nobody waits for ever either."""
     (tmp_path / "blocked").write_text("a file where the folder should be")
     first, second = ranks.run(in_background, str(tmp_path), True, world=2)
     assert first == second

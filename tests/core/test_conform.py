@@ -83,6 +83,29 @@ def test_a_rule_that_keeps_the_contract(ranks) -> None:
     check_plugin("mine", plugins=carrier("rule", "optimize", Descent))
 
 
+class Blockwise(Rule):
+    """Gradient descent scaled by a running mean of each block's squares."""
+
+    block, states, hyper = 16, (State("mean", shape="block"),), Hyper(lr=0.01)
+
+    def update(self, piece: Piece, states: Mapping[str, torch.Tensor], job: Job, sums: torch.Tensor) -> None:
+        used = torch.zeros(len(piece), dtype=torch.bool)
+        for run in piece.runs(job):
+            used[run.where] = True
+        gradient = states["grad"] * job.multiplier * used
+        squares = states["mean"].mul_(0.9).add_(gradient.view(-1, self.block).square().mean(1), alpha=0.1)
+        gradient /= squares.sqrt().add(1e-3).repeat_interleave(self.block)
+        states["master"].sub_(gradient, alpha=next(iter(job.hypers.values())).lr)
+        if states["param"].data_ptr() != states["master"].data_ptr():
+            states["param"].copy_(states["master"])
+
+
+@pytest.mark.parametrize("layout", ["zero1", "zero3", None])
+def test_a_rule_of_blocks_keeps_it_under_every_layout(ranks, layout: str | None) -> None:
+    beside = {"partition": {"use": [layout]}} if layout else {}
+    check_plugin("mine", plugins=carrier("rule", "optimize", Blockwise), beside=beside, ranks=ranks)
+
+
 @pytest.mark.parametrize(
     ("fault", "words"),
     [

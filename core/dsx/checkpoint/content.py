@@ -3,32 +3,47 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
+from dsx.checkpoint.description import firsts, persistent_buffers
 from dsx.checkpoint.slices import Slice
-from dsx.contracts import Flat, Segment, Shard, State
+from dsx.contracts import Flat, Segment, Shard, State, grid
 from dsx.engine import Engine
-from dsx.errors import CheckpointError
-from dsx.units import plain
 
 
 @frozen
 class Entry:
     """One logical tensor of a parameter, and this rank's part of it.
 
-    key    "weight/<parameter>" or "<state>/<parameter>"
-    saved  the slice that this rank writes, None if others do
-    held   all that this rank has of it, to be read into
+    state   "weight", or the name of a state
+    name    of the parameter
+    saved   the slice that this rank writes, None if others do
+    held    all that this rank has of it, to be read into
+    rank    whose own it is, of a state that each rank has for itself
+    resize  what becomes of such a one on another number of ranks
     """
 
-    key: str
+    state: str
+    name: str
     saved: Slice | None
     held: Slice | None
+    rank: int | None = None
+    resize: str = ""
+
+    @property
+    def key(self) -> str:
+        """Its name in the checkpoint."""
+        return own_key(self.rank, self.state, self.name) if self.rank is not None else f"{self.state}/{self.name}"
+
+
+def own_key(rank: int, state: str, name: str) -> str:
+    """The name in a checkpoint of a state that is a rank's own."""
+    return f"of_rank/{rank}/{state}/{name}"
 
 
 class Content:
@@ -40,7 +55,6 @@ class Content:
         self._rank, self._world = engine.program.transport.rank, engine.program.transport.world
         self._shards = {shard.flat: shard for shard in self._layout.shards}
         self._borrowed: list[str] = []
-        _refuse_unsupported(engine)
 
     def entries(self) -> Iterator[Entry]:
         """Every weight and state of every parameter, in the order of the model's units."""
@@ -52,21 +66,25 @@ class Content:
     def _frozen(self, flat: Flat) -> Iterator[Entry]:
         held, part = self._layout.resting(flat), flat.part(self._rank, self._world)
         if held is not None:
-            yield from self._elements(flat, "weight", held, 0, part)
+            yield from self._elements("weight", flat.segments, held, 0, part)
         else:
             param = self._store.fetch(flat.key, ["param"])["param"]
             self._borrowed.append(flat.key)
-            yield from self._elements(flat, "weight", param, part[0], part)
+            yield from self._elements("weight", flat.segments, param, part[0], part)
 
     def _trained(self, flat: Flat, shard: Shard) -> Iterator[Entry]:
         tensors = self._store.fetch(flat.key, list(self._store.names(flat.key)))
         self._borrowed.append(flat.key)
-        yield from self._elements(flat, "weight", self._authoritative(shard, tensors), shard.start, shard.owned)
+        weights = self._authoritative(shard, tensors)
+        yield from self._elements("weight", flat.segments, weights, shard.start, shard.owned)
         for state in self._engine.program.rule.states:
-            if state.shape == "segment":
-                yield from self._numbers(flat, state, tensors[state.name], shard.owned)
+            held, part = tensors[state.name], flat.part(self._rank, self._world)
+            if state.scope == "rank":
+                yield from self._own(flat, state, held)
+            elif state.scope == "chunk":
+                yield from self._shared(flat, state, held, part[0], part)
             else:
-                yield from self._elements(flat, state.name, tensors[state.name], shard.start, shard.owned)
+                yield from self._shared(flat, state, held, shard.start, shard.owned)
 
     def _authoritative(self, shard: Shard, tensors: Mapping[str, Tensor]) -> Tensor:
         if "master" in tensors:
@@ -74,24 +92,51 @@ class Content:
         target = self._layout.target(shard)
         return tensors["param"] if target is None else target
 
-    def _elements(self, flat: Flat, name: str, held: Tensor, start: int, owned: tuple[int, int]) -> Iterator[Entry]:
+    def _shared(self, flat: Flat, state: State, held: Tensor, start: int, owned: tuple[int, int]) -> Iterator[Entry]:
+        """Entries of a state that is one logical tensor over all ranks; `held` begins at element `start`."""
+        if state.shape == "segment":
+            yield from self._numbers(flat, state, held, owned)
+            return
+        step, segments = self._grid(flat, state)
+        owned = owned[0] // step, owned[1] // step
+        yield from self._elements(state.name, segments, held, start // step, owned)
+
+    def _elements(
+        self, name: str, segments: Sequence[Segment], held: Tensor, start: int, owned: tuple[int, int]
+    ) -> Iterator[Entry]:
         """Entries of a state with one number for each element; `held` begins at `start` of the flat parameter."""
         stop = start + held.numel()
-        for segment in flat.segments:
-            key = f"{name}/{segment.name}"
+        for segment in segments:
             saves = _slice(segment, held, start, max(owned[0], start), min(owned[1], stop))
             if segment.start == segment.stop:
                 empty = _slice(segment, held, start, segment.start, segment.stop, always=True)
-                yield Entry(key, empty if self._rank == 0 else None, empty)
+                yield Entry(name, segment.name, empty if self._rank == 0 else None, empty)
             else:
-                yield Entry(key, saves, _slice(segment, held, start, start, stop))
+                yield Entry(name, segment.name, saves, _slice(segment, held, start, start, stop))
 
     def _numbers(self, flat: Flat, state: State, held: Tensor, owned: tuple[int, int]) -> Iterator[Entry]:
         """Entries of a state with one number for each parameter; saved by whoever owns its first element."""
         for number, segment in enumerate(flat.segments):
             one = Slice(held[number : number + 1], 0, torch.Size(()))
             mine = owned[0] <= segment.start < owned[1] if segment.start < segment.stop else self._rank == 0
-            yield Entry(f"{state.name}/{segment.name}", one if mine else None, one)
+            yield Entry(state.name, segment.name, one if mine else None, one)
+
+    def _own(self, flat: Flat, state: State, held: Tensor) -> Iterator[Entry]:
+        """Entries of a state that this rank has for itself, over whole parameters."""
+        _, segments = self._grid(flat, state)
+        for number, segment in enumerate(segments):
+            if state.shape == "segment":
+                whole = Slice(held[number : number + 1], 0, torch.Size(()))
+            else:
+                whole = Slice(held[segment.start : segment.stop], 0, segment.shape)
+            yield Entry(state.name, segment.name, whole, whole, self._rank, state.resize)
+
+    def _grid(self, flat: Flat, state: State) -> tuple[int, Sequence[Segment]]:
+        """How many elements have one number of a state together, and the parameters in such steps."""
+        if state.shape != "block":
+            return 1, flat.segments
+        block = self._engine.program.rule.block
+        return block, grid(flat, block)
 
     def restored(self) -> None:
         """Derive the parameters from the weights that were read, and bring them to whoever needs them."""
@@ -112,9 +157,8 @@ class Content:
 
     def buffers(self) -> dict[str, Tensor]:
         """Persistent buffers; they are local, and rank 0's are the ones saved."""
-        model = plain(self._engine.model)
-        persistent = model.state_dict(keep_vars=True)
-        return {f"buffer/{name}": b.data for name, b in model.named_buffers() if name in persistent}
+        found = firsts(persistent_buffers(self._engine.model))
+        return {f"buffer/{name}": buffer.data for name, buffer in found.items()}
 
 
 def _slice(segment: Segment, held: Tensor, start: int, low: int, high: int, always: bool = False) -> Slice | None:
@@ -123,14 +167,6 @@ def _slice(segment: Segment, held: Tensor, start: int, low: int, high: int, alwa
     if low >= high and not always:
         return None
     return Slice(held[low - start : max(low, high) - start], low - segment.start, segment.shape)
-
-
-def _refuse_unsupported(engine: Engine) -> None:
-    for state in engine.program.rule.states:
-        if state.scope != "shard" or state.shape == "block":
-            raise CheckpointError(
-                f"the state '{state.name}' cannot be saved yet: its scope is '{state.scope}', its shape '{state.shape}'"
-            )
 
 
 def numbers(engine: Engine) -> dict[str, Any]:

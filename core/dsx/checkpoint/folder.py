@@ -9,7 +9,6 @@ __R.sums.json   their checksums
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 import warnings
@@ -23,13 +22,15 @@ import torch.distributed as dist
 from attrs import field, frozen
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from dsx.checkpoint.content import Content, generators, numbers, restore_generators, restore_numbers
-from dsx.checkpoint.disk import sync_folder, write_synced
+from dsx.checkpoint.description import describe_model
+from dsx.checkpoint.disk import replace_folder, sync_folder, write_synced
 from dsx.checkpoint.info import FORMAT, INFO, canonical, digest, read_info
-from dsx.checkpoint.storage import METADATA, Reader, Writer, read_metadata, read_sums, sums_name
+from dsx.checkpoint.resize import read_means
+from dsx.checkpoint.storage import METADATA, Reader, Writer, read_sums, sums_name
 from dsx.checkpoint.together import together
+from dsx.checkpoint.wanted import Wanted
 from dsx.contracts import Transport
 from dsx.engine import Engine
 from dsx.errors import CheckpointError
@@ -99,7 +100,8 @@ def snapshot(
             tensors |= content.buffers()
         states = {f"generator/{name}": state for name, state in generators(_device(engine)).items()}
         tensors |= {f"rank/{transport.rank}/{name}": tensor for name, tensor in {**states, **(local or {})}.items()}
-        info = {"world": transport.world, "engine": numbers(engine), "extra": dict(extra or {})}
+        model = describe_model(engine.model)
+        info = {"world": transport.world, "engine": numbers(engine), "model": model, "extra": dict(extra or {})}
         yield Snapshot(tensors, info)
     finally:
         content.release(changed=False)
@@ -135,8 +137,9 @@ def load(engine: Engine, path: Path, timeout_s: float = ROLL_CALL_S) -> Loaded:
     content = Content(engine)
     try:
         info = together(transport, device, lambda: read_info(path))
-        plan = together(transport, device, lambda: _Plan(engine, content, path))
+        plan = together(transport, device, lambda: Wanted(engine, content, path, info["world"]))
         together(transport, device, lambda: _read(plan.tensors, path, info, transport.world))
+        read_means(plan.means, path, transport, device)
     finally:
         content.release(changed=True)
     content.restored()
@@ -151,53 +154,6 @@ def load(engine: Engine, path: Path, timeout_s: float = ROLL_CALL_S) -> Loaded:
         notes.append(f"rank {transport.rank} did not exist: its random generators start from the seed")
     kept = {key: tensor for key, tensor in local.items() if not key.startswith("generator/")}
     return Loaded(info["world"], info["extra"], kept, tuple(notes))
-
-
-class _Plan:
-    """What is read into what."""
-
-    def __init__(self, engine: Engine, content: Content, path: Path) -> None:
-        index = read_metadata(path).state_dict_metadata
-        self.tensors: dict[str, Any] = {}
-        self.notes: list[str] = []
-        missing: dict[str, int] = {}
-        known: set[str] = set()
-        for entry in content.entries():
-            state, _, name = entry.key.partition("/")
-            if entry.key not in index:
-                if state == "weight":
-                    raise CheckpointError(f"the checkpoint has no parameter '{name}'", where=str(path))
-                missing[state] = missing.get(state, 0) + 1
-            elif entry.held is not None:
-                _check_shape(name, index[entry.key], entry.held.shape, path)
-                self.tensors[entry.key] = entry.held
-            known.add(entry.key)
-        self.notes += [
-            f"'{state}' of {count} parameters is not in the checkpoint: it starts anew"
-            for state, count in missing.items()
-        ]
-        surplus = sorted(key for key in index if key.startswith("weight/") and key not in known)
-        if surplus:
-            name = surplus[0].removeprefix("weight/")
-            raise CheckpointError(f"the checkpoint has a parameter '{name}', which the model has not", where=str(path))
-        self.tensors |= {key: buffer for key, buffer in content.buffers().items() if key in index}
-        prefix = f"rank/{engine.program.transport.rank}/"
-        self.local = {
-            key: torch.empty(entry.size, dtype=entry.properties.dtype)
-            for key, entry in index.items()
-            if key.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
-        }
-        self.tensors |= self.local
-
-
-def _check_shape(name: str, entry: Any, shape: torch.Size, path: Path) -> None:
-    if entry.size != shape:
-        raise CheckpointError(
-            f"the parameter '{name}' has another shape in the checkpoint",
-            where=str(path),
-            expected=str(list(shape)),
-            found=str(list(entry.size)),
-        )
 
 
 def _device(engine: Engine) -> torch.device:
@@ -282,14 +238,6 @@ def _publish(temporary: Path, path: Path, info: Mapping[str, Any]) -> None:
     try:
         write_synced(temporary / INFO, json.dumps({**body, "digest": digest(canonical(body))}, indent=1))
         sync_folder(temporary)
-        if path.exists():
-            replaced = path.with_name(f".{path.name}.deleting")
-            shutil.rmtree(replaced, ignore_errors=True)
-            os.rename(path, replaced)
-            os.rename(temporary, path)
-            shutil.rmtree(replaced, ignore_errors=True)
-        else:
-            os.rename(temporary, path)
-        sync_folder(path.parent)
+        replace_folder(temporary, path)
     except OSError as error:
         raise CheckpointError(f"the checkpoint cannot be written to '{path.parent}': {error.strerror}") from error

@@ -93,6 +93,14 @@ class Series:
         shutil.rmtree(hidden, ignore_errors=True)
 
 
+def locate(path: Path) -> Path:
+    """The checkpoint that is meant by its own folder, by that of a series, or by that of a run: the latest there."""
+    for series in (path / "checkpoints", path):
+        if (series / LATEST).exists() and not (path / INFO).exists():
+            return Series(series).find()
+    return path
+
+
 def _written(path: Path) -> int:
     try:
         return int(read_info(path)["time_ns"])

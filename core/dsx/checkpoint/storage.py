@@ -7,20 +7,30 @@ that metadata is made of, no entries that are not tensors, and verifies what it 
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from dsx.checkpoint.boxes import Box, boxes
 from dsx.checkpoint.disk import write_synced
+from dsx.checkpoint.items import Item, buffer_for_pieces, values, write_item
 from dsx.errors import CheckpointError
 
+Sums = dict[tuple[str, int, int], int]
+"""Checksums by (file, offset, length)."""
+
 METADATA = ".metadata"
+_SUFFIX = ".distcp"
 _BLOCK = 8 << 20
 _ALLOWED = {
     ("collections", "OrderedDict"),
@@ -47,56 +57,108 @@ def sums_name(rank: int) -> str:
 
 
 class Writer(FileSystemWriter):
-    """Writes a rank's items, and beside them their checksums."""
+    """Writes a rank's items one after the other, and beside them their checksums.
+
+    torch's own keeps a copy of every item until the last one is written: a second shard in memory.
+    """
 
     def __init__(self, path: Path, rank: int) -> None:
         super().__init__(path, sync_files=True)
         self._folder, self._rank = path, rank
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[Any]:
-        written = super().write_data(plan, planner)
-        sums: dict[str, list[list[int]]] = {}
-        for result in written.value():
-            place = result.storage_data
-            crc = checksum(self._folder / place.relative_path, place.offset, place.length)
-            sums.setdefault(place.relative_path, []).append([place.offset, place.length, crc])
-        write_synced(self._folder / sums_name(self._rank), json.dumps(sums))
+        name = f"{plan.storage_data.prefix}0{_SUFFIX}"
+        results: list[WriteResult] = []
+        sums: list[list[int]] = []
+        with (self._folder / name).open("wb") as file:
+            for item in plan.items:
+                offset = file.tell()
+                tensor = planner.resolve_data(item)
+                assert isinstance(tensor, Tensor)
+                length, crc = write_item(tensor, file)
+                results.append(WriteResult(item.index, length, _StorageInfo(name, offset, length)))
+                sums.append([offset, length, crc])
+            file.flush()
+            os.fsync(file.fileno())
+        write_synced(self._folder / sums_name(self._rank), json.dumps({name: sums}))
+        written: Future[Any] = Future()
+        written.set_result(results)
         return written
 
 
 class Reader(FileSystemReader):
-    """Verifies every item that is asked for before its values are used."""
+    """Reads items piece by piece, and verifies every one that is asked for."""
 
-    def __init__(self, path: Path, sums: dict[tuple[str, int, int], int]) -> None:
+    def __init__(self, path: Path, sums: Sums) -> None:
         super().__init__(path)
-        self._folder, self._sums = path, sums
+        self._folder, self._sums, self._buffer = path, sums, buffer_for_pieces()
+        self._metadata: Metadata | None = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         return read_metadata(self._folder)
 
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        for index in dict.fromkeys(item.storage_index for item in plan.items):
-            place = self.storage_data[index]
-            self._verify(index.fqn, place.relative_path, place.offset, place.length)
-        return super().read_data(plan, planner)
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
+        self._metadata = metadata
 
-    def _verify(self, name: str, file: str, offset: int, length: int) -> None:
-        path, expected = self._folder / file, self._sums.get((file, offset, length))
-        if not path.is_file():
-            raise CheckpointError(f"the checkpoint lacks its file {file}", where=str(self._folder))
-        if path.stat().st_size < offset + length:
-            raise CheckpointError(
-                f"the file {file} of the checkpoint is cut short",
-                where=str(self._folder),
-                expected=f"at least {offset + length} bytes",
-                found=f"{path.stat().st_size} bytes",
-            )
-        if expected is None or checksum(path, offset, length) != expected:
-            raise CheckpointError(
-                f"'{name}' in the checkpoint is damaged: its checksum does not match",
-                where=f"{path}, {length} bytes at {offset}",
-                remedy="resume from another checkpoint: --resume PATH",
-            )
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        assert self._metadata is not None
+        wanted: dict[MetadataIndex, list[ReadItem]] = {}
+        for read in plan.items:
+            wanted.setdefault(read.storage_index, []).append(read)
+        for name, reads in _by_name(wanted).items():
+            for item, offsets in items_of(self._folder, self._metadata, name, self._sums):
+                _deliver(item, reads.get(offsets, ()), planner, self._buffer)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+
+def _by_name(wanted: Mapping[MetadataIndex, list[ReadItem]]) -> dict[str, dict[tuple[int, ...], list[ReadItem]]]:
+    """Reads by the tensor's name, then by the offsets of the item that they are of."""
+    found: dict[str, dict[tuple[int, ...], list[ReadItem]]] = {}
+    for index, reads in wanted.items():
+        found.setdefault(index.fqn, {})[tuple(index.offset or ())] = reads
+    return found
+
+
+def _deliver(item: Item, reads: Sequence[ReadItem], planner: LoadPlanner, buffer: Tensor) -> None:
+    """Copy an item, as it is read, to everyone who wants a part of it."""
+    if not reads:
+        return
+    targets = [(read, planner.resolve_tensor(read).detach()) for read in reads]
+    for start, piece in values(item, buffer):
+        for box in boxes(item.sizes, start, start + piece.numel()):
+            part = piece[box.begin : box.begin + box.numel].view(box.sizes)
+            for read, target in targets:
+                _overlap(box, part, tuple(read.storage_offsets), target)
+    for read, target in targets:
+        planner.commit_tensor(read, target)
+
+
+def _overlap(box: Box, part: Tensor, offsets: tuple[int, ...], target: Tensor) -> None:
+    """Copy what `part`, the values of `box`, has of the rectangle of `target`'s shape at `offsets`."""
+    lows = [max(a, b) for a, b in zip(box.offsets, offsets, strict=True)]
+    highs = [min(a + n, b + m) for a, n, b, m in zip(box.offsets, box.sizes, offsets, target.shape, strict=True)]
+    if any(low >= high for low, high in zip(lows, highs, strict=True)):
+        return
+    here = tuple(slice(low - at, high - at) for low, high, at in zip(lows, highs, box.offsets, strict=True))
+    there = tuple(slice(low - at, high - at) for low, high, at in zip(lows, highs, offsets, strict=True))
+    target[there].copy_(part[here])
+
+
+def items_of(folder: Path, metadata: Metadata, name: str, sums: Sums) -> list[tuple[Item, tuple[int, ...]]]:
+    """(item, its offsets in the tensor) of everything that was written of a tensor."""
+    entry = metadata.state_dict_metadata[name]
+    assert isinstance(entry, TensorStorageMetadata)
+    found = []
+    for chunk in entry.chunks:
+        place = metadata.storage_data[MetadataIndex(name, chunk.offsets)]
+        where = (place.relative_path, place.offset, place.length)
+        path, crc = folder / place.relative_path, sums.get(where)
+        item = Item(name, path, place.offset, place.length, tuple(chunk.sizes), entry.properties.dtype, crc)
+        found.append((item, tuple(chunk.offsets)))
+    return found
 
 
 class _Unpickler(pickle.Unpickler):
@@ -143,7 +205,7 @@ def checksum(path: Path, offset: int, length: int) -> int:
     return crc
 
 
-def read_sums(folder: Path, world: int) -> dict[tuple[str, int, int], int]:
+def read_sums(folder: Path, world: int) -> Sums:
     """Checksums by (file, offset, length) of everything that `world` ranks wrote."""
     found = {}
     for rank in range(world):

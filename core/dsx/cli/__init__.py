@@ -12,8 +12,10 @@ import click
 _COMMANDS = {
     "run": ("dsx.cli.run", "Train as a manifest says: alone, or on several ranks of this machine."),
     "explain": ("dsx.cli.explain", "Show who fills each role of a run and why, and where every value comes from."),
+    "plan": ("dsx.cli.plan", "Say what each rank will hold, send and compute, without running anything."),
     "plugins": ("dsx.cli.plugins", "List the installed plugins without importing them; `check NAME` examines one."),
     "inspect": ("dsx.cli.inspect", "Show what is in a checkpoint, and whether it is whole."),
+    "export": ("dsx.cli.export", "Write a checkpoint's weights as safetensors, for transformers and others."),
     "init": ("dsx.cli.init", "Write a commented run.toml here that runs as it is."),
     "new": ("dsx.cli.new", "Make a plugin package of your own, with tests that pass."),
     "doctor": ("dsx.cli.doctor", "Say what of this machine dsx can use, and what each absence costs."),

@@ -12,10 +12,10 @@ import sys
 import tempfile
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import click
@@ -24,8 +24,13 @@ from attrs import frozen
 from dsx.entries import COMMANDS, PLUGINS, Entries, Registration
 from dsx.errors import DsxError
 
+if TYPE_CHECKING:
+    from dsx.plan.profile import Profile
+
 _GB = 1e9
 _LITTLE_SPACE = 1 * _GB
+_BUSY = 0.5
+"""Of the cores: with more of them at work for others, what is measured says little."""
 
 
 @frozen
@@ -46,13 +51,27 @@ class Finding:
 
 @click.command()
 @click.option("--plugins", "load", is_flag=True, help="Import every installed plugin too, and say which cannot be.")
+@click.option("--profile", "profiles", is_flag=True, help="Measure this machine for `dsx plan` instead: half a minute.")
+@click.option(
+    "--nproc",
+    type=click.IntRange(1),
+    help="With --profile: measure one rank and so many at once. Default: one for each GPU, else one for each of two "
+    "cores.",
+)
 @click.option("--json", "as_json", is_flag=True, help="For scripts.")
 @click.pass_context
-def command(ctx: click.Context, load: bool, as_json: bool) -> None:
+def command(ctx: click.Context, load: bool, profiles: bool, nproc: int | None, as_json: bool) -> None:
     """Say what of this machine dsx can use, what each absence costs, and what is broken.
+
+    With --profile: measure how fast it computes, moves memory and lets ranks talk, and keep that for `dsx plan`.
 
     Exit code 0, or 1 if something is broken.
     """
+    if profiles:
+        _profile(nproc, as_json)
+        return
+    if nproc is not None:
+        raise click.UsageError("--nproc says with how many ranks --profile measures.")
     findings = [*examine(), *(_loaded() if load else ())]
     if as_json:
         click.echo(json.dumps([attrs.asdict(finding) for finding in findings], indent=2))
@@ -85,6 +104,61 @@ def _show(findings: list[Finding]) -> None:
             click.echo(f"{'':6}  {'':{width}}  {finding.advice}")
     broken = [finding.check for finding in findings if finding.state == "broken"]
     click.echo(f"\nbroken: {', '.join(broken)}" if broken else "\nnothing is broken")
+
+
+def _profile(nproc: int | None, as_json: bool) -> None:
+    import torch
+
+    from dsx.plan.profile import measure, save
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = torch.device("cuda" if gpus else "cpu")
+    most, load = nproc or gpus or min(2, _cores()), os.getloadavg()[0]
+    found = [measure(device, ranks, show=True) for ranks in sorted({1, most})]
+    file = save(found)
+    if as_json:
+        click.echo(json.dumps([attrs.asdict(profile) for profile in found], indent=2))
+    else:
+        _show_profiles(found, file)
+        if load > _BUSY * _cores():
+            click.echo(f"other programs kept {load:.1f} of {_cores()} cores busy: measure again when they are done")
+
+
+def _show_profiles(profiles: Sequence[Profile], file: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    machine = profiles[0].machine
+    table = Table(box=None, pad_edge=False)
+    table.add_column("of each rank")
+    for profile in profiles:
+        ranks = f"{profile.ranks} rank{'s' if profile.ranks > 1 else ''}"
+        table.add_column(f"{ranks}, {_threads_in_words(profile.threads)}", justify="right")
+    columns = [dict(_rows(profile)) for profile in profiles]
+    for name in {name: None for column in columns for name in column}:
+        table.add_row(name, *(column.get(name, "") for column in columns))
+    gpu = "" if machine.device == "cpu" else f", {machine.device}"
+    click.echo(f"{machine.cpu}, {machine.cores} cores{gpu}, torch {machine.torch}")
+    Console().print(table)
+    click.echo(f"kept for `dsx plan` in {file}")
+
+
+def _rows(profile: Profile) -> Iterator[tuple[str, str]]:
+    """What was measured, with units."""
+    for kind, rate in profile.flops_per_s.items():
+        yield f"products, {kind}", f"{rate / 1e9:,.0f} GFLOP/s"
+    yield "other operations", f"{profile.moved_per_s / _GB:,.1f} GB/s"
+    yield "optimizer", f"{profile.updated_per_s / _GB:,.1f} GB/s"
+    yield "an operation's call", f"{profile.seconds_per_call * 1e6:,.1f} us"
+    if (exchange := profile.exchange) is not None:
+        yield "gathered from other ranks", f"{exchange.gathered_per_s / _GB:,.1f} GB/s"
+        yield "reduced with other ranks", f"{exchange.reduced_per_s / _GB:,.1f} GB/s"
+        yield "a message", f"{exchange.seconds_per_message * 1e6:,.0f} us"
+        yield "free behind computing", f"{exchange.overlap:.0%}"
+
+
+def _threads_in_words(threads: int) -> str:
+    return f"{threads} thread{'s' if threads > 1 else ''} each"
 
 
 def _distribution() -> Iterator[Finding]:
@@ -160,7 +234,7 @@ def _backends(torch: Any) -> Iterator[Finding]:
 
 
 def _threads(torch: Any) -> Finding:
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    cores = _cores()
     threads, setting = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
     told = f"OMP_NUM_THREADS is '{setting}'" if setting else "OMP_NUM_THREADS is not set"
     found = f"torch uses {threads} of {cores} cores; {told}"
@@ -169,6 +243,10 @@ def _threads(torch: Any) -> Finding:
     if setting:
         return Finding("threads", "ok", f"{found}, and counts for each rank")
     return Finding("threads", "ok", f"{found}: with --nproc, ranks share the cores")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _compiler() -> Finding:

@@ -22,7 +22,9 @@ def command(path: Path, verify: bool, as_json: bool) -> None:
 
     Runs no code of the checkpoint and needs neither the model nor the ranks that wrote it.
     """
-    folder = _folder(path)
+    from dsx.checkpoint.series import locate
+
+    folder = locate(path)
     found = describe(folder)
     if verify:
         found["verified"] = _verify(folder)
@@ -51,16 +53,6 @@ def describe(folder: Path) -> dict[str, Any]:
         "extra": info["extra"],
         "tensors": tensors,
     }
-
-
-def _folder(path: Path) -> Path:
-    from dsx.checkpoint.info import INFO
-    from dsx.checkpoint.series import LATEST, Series
-
-    for series in (path / "checkpoints", path):
-        if (series / LATEST).exists() and not (path / INFO).exists():
-            return Series(series).find()
-    return path
 
 
 def _verify(folder: Path) -> int:

@@ -21,6 +21,8 @@ from dsx.contracts.data import (
 from dsx.contracts.dtypes import Dtypes, at_least_fp32
 from dsx.contracts.guard import Guard
 from dsx.contracts.layout import Ballot, Boundary, Layout, Scope
+from dsx.contracts.logical import grid, logical_state
+from dsx.contracts.memory import lasting, memory_of, with_values
 from dsx.contracts.observe import Evaluation, Observer, RunInfo
 from dsx.contracts.reductions import Bucket, Reductions, Slot, fill_buckets
 from dsx.contracts.rule import Groups, Rule, ViewRule
@@ -92,4 +94,9 @@ __all__ = [
     "Wrap",
     "at_least_fp32",
     "fill_buckets",
+    "grid",
+    "lasting",
+    "logical_state",
+    "memory_of",
+    "with_values",
 ]

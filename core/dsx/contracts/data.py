@@ -15,6 +15,8 @@ import torch
 from attrs import evolve, field, frozen
 from torch import Tensor, nn
 
+from dsx.become import become
+
 ALIGNMENT = 32
 """Elements at whose multiples parameters start in a flat one: 64 bytes in 16-bit, so that kernels meet aligned rows."""
 
@@ -82,7 +84,10 @@ class Flat:
     def attach(self, live: Tensor) -> None:
         """Make the model's parameters views of `live`: [size], of `dtype`."""
         for segment, parameter in zip(self.segments, self.parameters, strict=True):
-            parameter.data = segment.view(live)
+            if parameter.device == live.device:
+                parameter.data = segment.view(live)
+            else:
+                become(parameter, segment.view(live))
 
 
 @frozen(eq=False)

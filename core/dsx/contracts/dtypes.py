@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -39,3 +40,7 @@ class Dtypes:
     def call(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The model's forward on the root's inputs, cast as this precision wants them."""
         return model(*args, **kwargs)
+
+    def backward(self) -> AbstractContextManager[object]:
+        """What surrounds a backward: recomputation of activations in it must do what `call` did."""
+        return nullcontext()

@@ -136,7 +136,8 @@ class Layout(Protocol):
     def logical(self, name: str) -> Iterator[tuple[str, Tensor]]:
         """(parameter name, whole tensor) of state `name` ("weight": the authoritative weights).
 
-        In the parameter's own shape; 0-dim for a state of one number for each parameter.
+        In the parameter's own shape; 1-D for a state of one number for each block, 0-dim for one for each parameter.
+        Of a state of scope `rank`, this rank's own.
 
         Entered by all ranks together; one parameter whole at a time.
         """

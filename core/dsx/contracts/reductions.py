@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dsx.contracts.data import Flat
 from dsx.contracts.dtypes import Dtypes
+from dsx.contracts.memory import with_values
 from dsx.contracts.transport import Transport
 
 
@@ -198,7 +199,7 @@ class Reductions:
             return
         order = dict.fromkeys([*self._recorded, *self.buckets])
         self._recorded = None
-        numbers = torch.tensor([bucket.number for bucket in order], device=device)
+        numbers = torch.tensor([bucket.number for bucket in order], device=with_values(device))
         self._transport.broadcast(numbers, channel="admin", purpose="admin").wait()
         self.order = [self.buckets[number] for number in numbers.tolist()]
 

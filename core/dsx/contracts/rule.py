@@ -52,7 +52,8 @@ class Rule:
     def update(self, piece: Piece, states: Mapping[str, Tensor], job: Job, sums: Tensor) -> None:
         """Update a piece in one pass.
 
-        states  grad, master, param and the rule's own: element states [len(piece)]; segment states whole
+        states  grad, master, param and the rule's own: element states [len(piece)], block states [len(piece) / block];
+                whole are segment states, and those of other scopes than `shard`
         sums    [sums, parameters], complete
         """
         raise NotImplementedError

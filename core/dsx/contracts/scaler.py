@@ -19,7 +19,10 @@ class Scaler:
         return loss
 
     def update(self, finite: bool) -> None:
-        """Adapt `value` after a window whose gradients were finite or not; the same call on all ranks."""
+        """Adapt `value` after a window whose gradients were finite or not; the same call on all ranks.
+
+        Where they were not, the layout still holds them. Raises `Halted` where skipping leads nowhere.
+        """
 
     def state(self) -> Mapping[str, Any]:
         """What a checkpoint keeps."""

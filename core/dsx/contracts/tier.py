@@ -53,7 +53,14 @@ class Store:
 
 
 class Tier(Store):
-    """The null part: the memory of the device on which a state was made. Everything stays where it is."""
+    """The null part: the memory of the device on which a state was made. Everything stays where it is.
+
+    place  where states rest, for people: "device", "host", "disk"
+
+    A state on the meta device has a size and no values: it is only counted.
+    """
+
+    place: str = "device"
 
     def __init__(self) -> None:
         self._tensors: dict[tuple[str, str], Tensor] = {}

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from dsx.contracts.memory import lasting
+
 Channel = Literal["gather", "reduce", "rule", "vote", "admin"]
 """Separate sequences of operations. Within one, every rank issues the same operations in the same order; between
 channels the order is free. On a single one, a branch taken by one rank would silently swap two messages."""
@@ -85,7 +87,7 @@ class Transport:
     def allocate(self, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A buffer [size] that this transport moves best (pinned, registered, shared); lives as long as its last
         reference."""
-        return torch.zeros(size, dtype=dtype, device=device)
+        return lasting(size, dtype, device)
 
     def split(self, ranks: Sequence[int]) -> Transport:
         """A transport among `ranks` of this one's; entered by all ranks of this one."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from dsx.contracts import CHANNELS, Channel, Handle, Operation, Purpose, Transport, at_least_fp32
 from dsx.defaults.direct import Direct
 from dsx.defaults.line import Line
-from dsx.defaults.swap import TAGS, Swap, sendable, sum_up
+from dsx.defaults.swap import CHUNK, TAGS, Swap, sendable, sum_up
 
 _LAST_TAG = TAGS << 29
 
@@ -149,6 +149,16 @@ class Collectives(Transport):
             Swap(self._groups[channel], self.rank, self._direct, tag, slices, [mine] * self.world).complete()
 
         return self._finish(work, channel, first.reads)
+
+
+def working_bytes(size: int, world: int, local: int) -> tuple[int, int]:
+    """Memory that summing up a tensor of `size` bytes over `world` ranks takes on gloo: (while it is done, one at a
+    time; from when it is started until it is waited for).
+
+    local  ranks on this host, which are read; what the others send is kept until it is summed
+    """
+    each = size // world
+    return (local - 1) * min(each, CHUNK * 4), (world - local) * each
 
 
 Work = Callable[[], object]

@@ -16,9 +16,11 @@ from dsx.contracts import (
     Reductions,
     Scope,
     Shard,
+    State,
     Unit,
     WholeParameters,
     fill_buckets,
+    logical_state,
 )
 from dsx.plugin import Context
 
@@ -35,7 +37,8 @@ class Replicated(WholeParameters):
         super().__init__(ctx.transport, ctx.store)
         self._guard = ctx.guard
         self._rank, self._world, self._device = ctx.plan.rank, ctx.plan.world, ctx.plan.device
-        self._scalars = {state.name for state in ctx.rule.states if state.shape == "segment"}
+        self._states = {state.name: state for state in ctx.rule.states}
+        self._block = ctx.rule.block
         self.units: Sequence[Unit] = ctx.flatten(limit_bytes=bucket_bytes)
         flats = [flat for unit in self.units for flat in unit.flats if flat.trainable]
         self.shards = [Shard(flat, 0, flat.size, flat.part(self._rank, self._world)) for flat in flats]
@@ -124,7 +127,8 @@ class Replicated(WholeParameters):
             stored = "master" if name == "weight" and "master" in held else name
             inside = stored in held
             source = self._store.fetch(flat.key, [stored])[stored] if inside else self.live[flat.key]
-            for number, segment in enumerate(flat.segments):
-                yield segment.name, source[number] if name in self._scalars else segment.view(source)
+            state = self._states.get(name, State(name))
+            parted = state.scope == "chunk"
+            yield from logical_state(flat, state, source, self._transport, block=self._block, parted=parted)
             if inside:
                 self._store.put(flat.key, [])

@@ -21,6 +21,8 @@ class Run:
     out               folder of checkpoints and logs; None: runs/<name> (`folder` has it resolved)
     compile           torch.compile of each unit
     overlap_publish   publish parameters while the next pieces are updated; None: the face decides
+    empty_init        `dsx run` builds the model without memory (`dsx.empty_init`)
+    weights           to start from: a safetensors file, or a folder with one or with an index of several
     """
 
     name: Annotated[str, non_empty] = "run"
@@ -29,6 +31,8 @@ class Run:
     out: Annotated[str, non_empty] | None = None
     compile: bool = False
     overlap_publish: bool | None = None
+    empty_init: bool = True
+    weights: Annotated[str, non_empty] | None = None
 
     @property
     def folder(self) -> Path:

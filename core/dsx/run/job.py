@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from attrs import define, frozen
 
 from dsx.contracts import Evaluation, Report, RunInfo
 from dsx.engine import Engine
-from dsx.errors import DsxError
+from dsx.errors import DsxError, Halted
 from dsx.launch.distributed import Ranks, join, leave
 from dsx.launch.stop import install_handlers, stop_requested
 from dsx.manifest import Manifest
@@ -110,8 +110,9 @@ def _prepared(settings: Manifest, ranks: Ranks, device: torch.device, overwrite:
     assert settings.model is not None and settings.data is not None
     batch = settings.resolve_batch(ranks.world)
     _seed(settings.run.seed)
-    model, source = make_model(settings.model, device), make(settings.data, "data.source")
-    engine = prepare(model, settings, overlap_publish=True)
+    model = make_model(settings.model, device, settings.run.empty_init)
+    source = make(settings.data, "data.source")
+    engine = prepare(model, settings, device=device, overlap_publish=True)
     _seed(settings.run.seed * 1_000_003 + 1 + ranks.rank)
     engine.words["stop"] = lambda: float(stop_requested() > 0)
     engine.words["signal"] = lambda: float(stop_requested())
@@ -169,8 +170,7 @@ class _Training:
             if first is None:
                 notes.append(f"the data ended after {keeper.updates} of {steps} updates")
                 break
-            report = engine.train_step(chain([first], batches))
-            keeper.count()
+            report = self.update(chain([first], batches))
             stopped = _stop_signal(report)
             keeper.save_if_due(self.batches, final=keeper.updates == steps, stopped=bool(stopped))
             if not stopped and settings.evaluate.every and keeper.updates % settings.evaluate.every == 0:
@@ -181,6 +181,18 @@ class _Training:
             after = self.evaluate()
         save_weights(engine, settings.run.folder / WEIGHTS)
         return self._summary(after, settings.run.folder / WEIGHTS, notes, 0)
+
+    def update(self, batches: Iterable[Any]) -> Report:
+        """One update, made or skipped; where training cannot go on, its state is saved first."""
+        try:
+            report = self.engine.train_step(batches)
+        except Halted as halt:
+            self.keeper.count()
+            self.keeper.save(self.batches, wait=True)
+            halt.remedy = f"{halt.remedy or 'change what led here'}; the state is saved: --resume goes on from it"
+            raise
+        self.keeper.count()
+        return report
 
     def evaluate(self) -> Evaluation | None:
         held_out = getattr(self.source, "held_out", None)

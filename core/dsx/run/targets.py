@@ -11,16 +11,30 @@ from typing import Any
 import torch
 from torch import nn
 
+from dsx.deferred.recording import empty_init
 from dsx.errors import DsxError
 from dsx.manifest.schema import Target
 
 
-def make_model(target: Target, device: torch.device) -> nn.Module:
-    """The manifest's model, on `device`."""
-    model = make(target, "model.factory")
+def make_model(target: Target, device: torch.device, empty: bool = False) -> nn.Module:
+    """The manifest's model, on `device`; with `empty` without memory, within `dsx.empty_init`."""
+    model = _without_memory(target) if empty else make(target, "model.factory")
     if not isinstance(model, nn.Module):
         raise DsxError(f"model.factory returned a {type(model).__name__}", expected="a torch.nn.Module")
-    return model.to(device)
+    return model if empty else model.to(device)
+
+
+def _without_memory(target: Target) -> Any:
+    try:
+        with empty_init():
+            return make(target, "model.factory")
+    except (NotImplementedError, RuntimeError) as error:
+        raise DsxError(
+            f"model.factory = '{target.path}' failed without memory",
+            where="[run] empty_init = true",
+            found="; ".join([str(error).partition("\n")[0], *getattr(error, "__notes__", ())]),
+            remedy="if it does not fail otherwise, build the model for real: empty_init = false in [run]",
+        ) from error
 
 
 def make(target: Target, key: str) -> Any:

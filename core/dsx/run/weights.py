@@ -6,36 +6,44 @@ import json
 import os
 from pathlib import Path
 
-from safetensors.torch import save_file
-from torch import Tensor
-
+from dsx.checkpoint.disk import sync_folder, writing
+from dsx.checkpoint.together import together
 from dsx.engine import Engine
-from dsx.units import plain
+from dsx.weights.live import model_of, stream
+from dsx.weights.writer import File
 
 
 def save_weights(engine: Engine, path: Path) -> None:
     """Write every authoritative weight and buffer under its first name; entered by all ranks, written by rank 0.
 
-    Other names of tied weights are in the file's metadata, under "tied": {name: first name}. The file appears whole or
-    not at all.
+    Other names of tied weights are in the file's metadata: each with its first name, as in files of Hugging Face, and
+    all of them as JSON under "tied". The file appears whole or not at all.
+    Raises the same `CheckpointError` on all ranks if it cannot be written.
     """
-    writes = engine.program.transport.rank == 0
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in engine.weights():
-        if writes:
-            tensors[name] = tensor.detach().cpu().contiguous().clone()
-    if not writes:
-        return
-    model = plain(engine.model)
-    persistent = model.state_dict(keep_vars=True)
-    for name, buffer in model.named_buffers():
-        if name in persistent:
-            tensors[name] = buffer.detach().cpu().contiguous().clone()
-    first = {id(parameter): name for name, parameter in model.named_parameters()}
-    every = model.named_parameters(remove_duplicate=False)
-    tied = {name: first[id(parameter)] for name, parameter in every if first[id(parameter)] != name}
+    transport, device = engine.program.transport, next(engine.model.parameters()).device
     temporary = path.with_name(f"{path.name}.tmp")
-    save_file(tensors, temporary, {"format": "pt", "tied": json.dumps(tied)})
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+
+    def begin() -> File | None:
+        if transport.rank:
+            return None
+        model = model_of(engine)
+        with writing(path):
+            return File(temporary, model.specs, {**model.metadata(), "tied": json.dumps(model.about["tied"])})
+
+    def finish(file: File | None, failure: Exception | None) -> None:
+        if file is None:
+            return
+        file.close()
+        try:
+            with writing(path):
+                if failure is not None:
+                    raise failure
+                os.replace(temporary, path)
+                sync_folder(path.parent)
+        except Exception:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    file = together(transport, device, begin)
+    failure = stream(engine, file.write if file else None)
+    together(transport, device, lambda: finish(file, failure))

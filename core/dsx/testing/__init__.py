@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dsx.counting import Counting
 from dsx.testing.conform import check_plugin, refuses
-from dsx.testing.counting import Counting, CountingPlugin
+from dsx.testing.counting import CountingPlugin
 from dsx.testing.plain import distance, largest, train_plain, weights_of
 from dsx.testing.ranks import Ranks, RanksError
 

@@ -129,7 +129,7 @@ def _update(engine: Engine, cuts: tuple[int, ...], factor: float) -> tuple[Mappi
     states = {"master": torch.randn(flat.size, dtype=torch.float64, generator=noise) * inside}
     weights = states["master"].clone()
     for state in rule.states:
-        size = len(flat.segments) if state.shape == "segment" else flat.size
+        size = {"element": flat.size, "segment": len(flat.segments), "block": flat.size // rule.block}[state.shape]
         states[state.name] = torch.zeros(size, dtype=state.dtype or torch.float64)
     hypers = engine.program.hypers
     for step in (1, 2):
@@ -137,8 +137,12 @@ def _update(engine: Engine, cuts: tuple[int, ...], factor: float) -> tuple[Mappi
         job = Job(hypers, 1 / factor, [True, False, True], [step, 0, step], step)
         for start, stop in zip((0, *cuts), (*cuts, flat.size), strict=True):
             piece = Piece(shard, start, stop)
+            each = {state.name: rule.block for state in rule.states if state.shape == "block"}
             whole = {state.name for state in rule.states if state.shape == "segment"}
-            views = {name: tensor if name in whole else tensor[start:stop] for name, tensor in states.items()}
+            views = {
+                name: tensor if name in whole else tensor[start // each.get(name, 1) : stop // each.get(name, 1)]
+                for name, tensor in states.items()
+            }
             views["param"], views["grad"] = views["master"], gradient[start:stop].clone()
             rule.update(piece, views, job, torch.zeros(0, 3, dtype=torch.float64))
     return states, weights
@@ -202,6 +206,16 @@ def check_layout(engine: Engine) -> None:
     shapes = {name: tensor.shape for name, tensor in engine.weights()}
     _say(shapes.keys() == known.keys(), f"weights() does not give {sorted(known.keys() ^ shapes.keys())}")
     _say(all(shapes[name] == whole[name] for name in shapes), "weights() gives tensors of other shapes")
+    block = engine.program.rule.block
+    trained = {s.name: s.shape for unit in layout.units for f in unit.flats if f.trainable for s in f.segments}
+    for state in engine.program.rule.states:
+        kinds = {
+            "element": trained,
+            "segment": dict.fromkeys(trained, torch.Size(())),
+            "block": {name: torch.Size([-(-shape.numel() // block)]) for name, shape in trained.items()},
+        }
+        found = {name: tensor.shape for name, tensor in layout.logical(state.name)}
+        _say(found == kinds[state.shape], f"logical('{state.name}') gives other names or shapes than those trained")
     for shard in layout.shards:
         inside = shard.start <= shard.owned[0] <= shard.owned[1] <= shard.stop
         _say(inside, f"the shard of '{shard.key}' does not hold what this rank owns of it")
