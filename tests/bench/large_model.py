@@ -4,8 +4,8 @@
 
 A GPT of 1.2 billion fp32 parameters (4.8 GB) by default, under zero3. Resident memory of each rank, above that after the
 imports, until the end of each step; the limit is what the plan says of model states, plus the two largest units, plus 10
-%. No update is made. Needs 8 GB of memory and
-25 GB of disk. Exit code 1 where a rank, or the process that exports the checkpoint, exceeds the limit.
+%. No update is made. Needs 8 GB of memory and 25 GB of disk. Exit code 1 where a rank, or the process that exports the
+checkpoint, exceeds the limit.
 """
 
 from __future__ import annotations

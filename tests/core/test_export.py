@@ -319,7 +319,7 @@ def test_the_command_exports_a_runs_latest(
     assert sorted(found["files"]) == names(tmp_path / "out")
     assert found["bytes"] == sum(p.numel() * 4 for p in Tangle().parameters()) + 17 * 4
     assert call(["export", str(tmp_path / "run"), str(tmp_path / "other"), "--shard-size", "5 apples"]) == 2
-    assert "'5 apples' is no size; expected one such as 5GB" in capsys.readouterr().err
+    assert "'5 apples' is no size, such as 5GB" in capsys.readouterr().err
 
 
 def cannot_write(layout: str, out: str, why: str) -> str:

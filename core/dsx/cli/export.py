@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import click
 
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-
-
-def _bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """A number of bytes, as 5GB or 800MB: powers of ten, as Hugging Face counts."""
-    if value is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]B|)", value.strip().upper())
-    size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
-    if size < 1:
-        raise click.BadParameter(f"'{value}' is no size; expected one such as 5GB or 800MB", ctx, param)
-    return size
+from dsx.cli import options
 
 
 @click.command()
@@ -30,7 +18,9 @@ def _bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int
     type=click.Choice(["float32", "bfloat16", "float16"]),
     help="Of all floating-point tensors; by default each keeps the one in which it was trained.",
 )
-@click.option("--shard-size", callback=_bytes, help="The most that one file holds, as 5GB; else there is one file.")
+@click.option(
+    "--shard-size", callback=options.size, help="The most that one file holds, as 5GB; else there is one file."
+)
 @click.option("--overwrite", is_flag=True, help="Replace an earlier export.")
 @click.option("--json", "as_json", is_flag=True, help="For scripts.")
 def command(path: Path, out: Path, dtype: str | None, shard_size: int | None, overwrite: bool, as_json: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -21,21 +20,6 @@ if TYPE_CHECKING:
     from dsx.plan.search import Fit
     from dsx.plan.speed import Estimate
 
-_UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-
-
-def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """A number of things, with a unit or without."""
-    if value is None:
-        return None
-    match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([KMGT]?I?)B?", value, re.IGNORECASE)
-    try:
-        if match is not None:
-            return int(float(match[1]) * _UNITS[match[2].upper()])
-    except (ValueError, KeyError, OverflowError):
-        pass
-    raise click.BadParameter(f"'{value}' is no size, such as 80GB, 24GiB or 7.5e9.")
-
 
 @click.command()
 @options.manifest
@@ -43,10 +27,13 @@ def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
 @click.option("--world", type=click.IntRange(1), default=1, show_default=True, help="Ranks to plan for.")
 @click.option("--local", type=click.IntRange(1), help="Ranks of one host; default: all.")
 @click.option(
-    "--parameters", callback=_size, metavar="SIZE", help="Plan for a model of so many parameters, e.g. 7.5e9."
+    "--parameters", callback=options.size, metavar="SIZE", help="Plan for a model of so many parameters, e.g. 7.5e9."
 )
 @click.option(
-    "--device-memory", callback=_size, metavar="SIZE", help="Find the fewest ranks that fit into it under each layout."
+    "--device-memory",
+    callback=options.size,
+    metavar="SIZE",
+    help="Find the fewest ranks that fit into it under each layout.",
 )
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: cuda if there is one here.")
 @click.option("--link", type=click.FloatRange(0, min_open=True), metavar="MBIT", help="Rate between hosts, a second.")
