@@ -9,7 +9,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from dsx.contracts import Hyper, ViewRule
+from dsx.contracts import Hyper, ViewRule, with_values
 from dsx.plugin import Descriptor, Fill, Part, hook
 from dsx_optimizers.probe import Make, find, maker, probe
 
@@ -98,7 +98,7 @@ def dsx_optimize(options: Options) -> list[Part]:
         Part(
             "rule",
             lambda ctx: TorchOptimizer(
-                maker(find(options.name), options.name, options.arguments), options.name, ctx.plan.device
+                maker(find(options.name), options.name, options.arguments), options.name, with_values(ctx.plan.device)
             ),
         )
     ]

@@ -93,7 +93,7 @@ def _rank(rank: int, world: int, port: int, path: str, settings: list[str], queu
     from dsx.testing import CountingPlugin
 
     torch.set_num_threads(1)
-    settings = [*settings, "communicate.use=['counting']", "observe.use=[]"]
+    settings = [*settings, "communicate.use=['counting']"]
     counting = {"counting": CountingPlugin()}
     manifest = Manifest.load(path, set=settings)
     resolve(manifest, Registry.scan(counting))

@@ -264,3 +264,38 @@ def test_a_manifest_without_a_model_says_what_to_give(tmp_path) -> None:
     with pytest.raises(DsxError, match="names no model") as caught:
         CliRunner().invoke(command, [str(path)], catch_exceptions=False)
     assert "--parameters" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "optimize",
+    [
+        {"use": ["adamw"]},
+        {"use": ["adamw"], "adamw": {"amsgrad": True}},
+        {"use": ["sgd"], "sgd": {"lr": 0.1, "momentum": 0.9}},
+        {"use": ["torch_optimizer"], "torch_optimizer": {"name": "RMSprop", "arguments": {"momentum": 0.9}}},
+        {"use": ["torch_optimizer"], "torch_optimizer": {"name": "Adagrad"}},
+    ],
+    ids=lambda table: "-".join([*table["use"], *map(str, table.get(table["use"][0], {}).values())]),
+)
+@pytest.mark.parametrize("bf16", [False, True])
+def test_every_optimizer_can_be_planned(ranks, optimize: dict[str, Any], bf16: bool) -> None:
+    settings = manifest("zero1", bf16, optimize=optimize)
+    found = on_paper(settings, 2).rehearsal
+    for held, _, _ in ranks.run(trained, settings, world=2):
+        assert {f"{place} {name}": size for (place, name), size in found.states.items()} == held
+
+
+def test_an_operation_without_sizes_is_named() -> None:
+    library = torch.library.Library("dsx_test_plan", "DEF")
+    try:
+        library.define("mystery(Tensor a) -> Tensor")
+        library.impl("mystery", lambda a: a.clone(), "CPU")
+
+        class Odd(nn.Linear):
+            def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+                return super().forward(torch.ops.dsx_test_plan.mystery(inputs)).mean()
+
+        with pytest.raises(DsxError, match="dsx_test_plan::mystery cannot be made on paper"):
+            dsx.forecast(Odd(4, 4), {}, batch=torch.ones(2, 4))
+    finally:
+        library._destroy()

@@ -15,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
+from dsx.errors import DsxError
+
 _META = torch.device("meta")
 Account = Callable[[], Mapping[tuple[str, str], int]]
 """What parts hold now: bytes by (where, name)."""
@@ -83,7 +85,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             self.read += 1
             return 1.0 if args[0].is_floating_point() else 1
-        result = func(*args, **kwargs)
+        result = _done(func, args, kwargs)
         results = [tensor for tensor in _tensors(result) if tensor.is_meta]
         made = [self._hold(tensor) for tensor in results]
         if any(made):
@@ -123,6 +125,21 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         changed = {id(tensor) for tensor in results} - {id(tensor) for tensor in touched}
         written = [tensor for tensor in results if id(tensor) in changed]
         self.moved[self.phase] += sum(_bytes(tensor) for tensor in (*touched, *written))
+
+
+def _done(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What an operation returns. One that changes its arguments and returns nothing needs no kernel where they have no
+    values; torch's fused SGD has none."""
+    try:
+        return func(*args, **kwargs)
+    except NotImplementedError as error:
+        if func._schema.is_mutable and not func._schema.returns:
+            return None
+        raise DsxError(
+            f"the operation {func._schema.name} cannot be made on paper",
+            found="it has no kernel for the meta device",
+            remedy="register one with torch.library.register_fake; until then the run can be made, but not planned",
+        ) from error
 
 
 def _on_paper(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:

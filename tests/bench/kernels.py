@@ -1,0 +1,245 @@
+"""dsx's kernels on the CPU against torch's, DeepSpeedCPUAdam, and what the memory of this machine allows.
+
+    python tests/bench/kernels.py [--sizes 1e5,1e7,1e8] [--rounds 15] [--threads 2] [--peers-python PATH] [--json OUT]
+
+All ways of an operation take turns, round by round, on the same tensors, and the memory bound is measured in the same
+rounds: a tensor of as many bytes as the operation moves is read and written in place (`squares`: read). Bytes moved are
+those read and written, and those of lines that are fetched only to be written whole.
+
+ms        the least of the rounds, since what else the machine does only ever adds; CPU time with --threads 1
+GB/s      bytes moved in that time
+of bound  the memory bound's time, divided by it
+times     how many times as long as dsx's it is
+
+DeepSpeed is left out unless --peers-python names an interpreter that has it; it runs there, alone, with a memory bound
+of its own, and is compared by what each takes of its bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Way = Callable[[], object]
+
+NUMBERS: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
+BOUND = "memory bound"
+
+
+def rounds_of(ways: Mapping[str, Way], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each way in each round; the order turns, and a first round is not counted."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    names = list(ways)
+    for number in range(rounds + 1):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            start = clock()
+            ways[name]()
+            if number:
+                times[name].append(clock() - start)
+    return times
+
+
+def bound(moved: int, write: bool) -> Way:
+    """Reads `moved` bytes, or half of them, and then writes these."""
+    tensor = torch.zeros(moved // (8 if write else 4))
+    return (lambda: tensor.add_(1e-9)) if write else (lambda: tensor.sum())
+
+
+class Tensors:
+    """What the ways of all operations share: weights and moments of `count` elements, gradients, 16-bit copies."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.master, self.gradient = torch.randn(count), torch.randn(count)
+        self.mean, self.square = torch.zeros(count), torch.zeros(count)
+        self.half, self.param = self.gradient.bfloat16(), self.master.bfloat16()
+        self.wide = torch.zeros(count)
+
+    def fused(self, gradient: torch.Tensor) -> None:
+        """torch's fused kernel, which a caller gives fp32."""
+        one = [torch.tensor(2.0)]
+        torch._fused_adamw_(
+            [self.master], [gradient], [self.mean], [self.square], [], one,
+            lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=0.01, eps=1e-8, amsgrad=False, maximize=False,
+        )  # fmt: skip
+
+    def fused_mixed(self) -> None:
+        """The same result by way of torch's: the gradient widened before, the weights rounded after."""
+        self.wide.copy_(self.half)
+        self.fused(self.wide)
+        self.param.copy_(self.master)
+
+    def foreach(self) -> Way:
+        weights = torch.nn.Parameter(self.master)
+        weights.grad = self.gradient
+        optimizer = torch.optim.AdamW([weights], foreach=True, **NUMBERS)
+        return optimizer.step
+
+
+def operations(tensors: Tensors) -> dict[str, tuple[int, dict[str, Way]]]:
+    """By name: bytes moved for each element, and the ways; dsx's is the first."""
+    from dsx_kernels.accumulate import accumulate
+    from dsx_kernels.adamw import adamw
+    from dsx_kernels.cast import cast
+    from dsx_kernels.sgd import sgd
+    from dsx_kernels.squares import squares
+
+    t = tensors
+    update: dict[str, Any] = {**NUMBERS, "step": 2}
+    momentum: dict[str, Any] = {"lr": 1e-3, "momentum": 0.9}
+    weights = torch.nn.Parameter(t.master)
+    weights.grad = t.gradient
+    fused_sgd = torch.optim.SGD([weights], fused=True, **momentum)
+    return {
+        "adamw fp32": (28, {
+            "dsx": lambda: adamw(t.gradient, t.master, t.mean, t.square, **update),
+            "torch fused": lambda: t.fused(t.gradient),
+            "torch foreach": t.foreach(),
+        }),
+        "adamw bf16 in, bf16 out": (30, {
+            "dsx": lambda: adamw(t.half, t.master, t.mean, t.square, param=t.param, **update),
+            "torch fused": t.fused_mixed,
+        }),
+        "sgd fp32, momentum": (20, {
+            "dsx": lambda: sgd(t.gradient, t.master, t.mean, step=2, **momentum),
+            "torch fused": fused_sgd.step,
+        }),
+        "cast fp32 to bf16": (8, {
+            "dsx": lambda: cast(t.gradient, t.param),
+            "torch copy_": lambda: t.param.copy_(t.gradient),
+        }),
+        "cast bf16 to fp32": (10, {
+            "dsx": lambda: cast(t.half, t.wide),
+            "torch copy_": lambda: t.wide.copy_(t.half),
+        }),
+        "accumulate bf16 into fp32": (10, {
+            "dsx": lambda: accumulate(t.wide, t.half, 0.5),
+            "torch add_": lambda: t.wide.add_(t.half, alpha=0.5),
+        }),
+        "squares fp32": (4, {
+            "dsx": lambda: squares(t.gradient),
+            "torch norm": lambda: torch.linalg.vector_norm(t.gradient),
+            "torch isfinite().all() and norm": lambda: (t.gradient.isfinite().all(), t.gradient.norm()),
+        }),
+        "squares bf16": (2, {
+            "dsx": lambda: squares(t.half),
+            "torch norm": lambda: torch.linalg.vector_norm(t.half),
+            "torch isfinite().all() and norm": lambda: (t.half.isfinite().all(), t.half.norm()),
+        }),
+    }  # fmt: skip
+
+
+def measure(count: int, rounds: int) -> list[dict[str, Any]]:
+    """One record for each way of each operation."""
+    records = []
+    for operation, (each, ways) in operations(Tensors(count)).items():
+        moved = each * count
+        times = rounds_of({**ways, BOUND: bound(moved, write=not operation.startswith("squares"))}, rounds)
+        for way in times:
+            records.append(record(operation, way, count, moved, times[way], times[BOUND], times["dsx"]))
+    return records
+
+
+def record(
+    operation: str,
+    way: str,
+    count: int,
+    moved: int,
+    times: Sequence[float],
+    bounds: Sequence[float],
+    own: Sequence[float],
+) -> dict[str, Any]:
+    """What the least of the rounds say."""
+    least = min(times)
+    return {
+        "operation": operation,
+        "way": way,
+        "elements": count,
+        "ms": least * 1e3,
+        "gbs": moved / least / 1e9,
+        "of_bound": min(bounds) / least,
+        "times": least / min(own) if own else None,
+    }
+
+
+def deepspeed(count: int, rounds: int) -> list[dict[str, Any]]:
+    """DeepSpeedCPUAdam, alone: in fp32, and with what a bf16 gradient and parameter take besides."""
+    from deepspeed.ops.adam import DeepSpeedCPUAdam  # type: ignore[import-not-found, unused-ignore]
+
+    weights, gradient = torch.nn.Parameter(torch.randn(count)), torch.randn(count)
+    half, param = gradient.bfloat16(), weights.data.bfloat16()
+    weights.grad = gradient
+    optimizer = DeepSpeedCPUAdam([weights], adamw_mode=True, **NUMBERS)
+
+    def mixed() -> None:
+        gradient.copy_(half)
+        optimizer.step()
+        param.copy_(weights.data)
+
+    records = []
+    for operation, each, way in (("adamw fp32", 28, optimizer.step), ("adamw bf16 in, bf16 out", 30, mixed)):
+        times = rounds_of({"DeepSpeedCPUAdam": way, BOUND: bound(each * count, write=True)}, rounds)
+        taken = times["DeepSpeedCPUAdam"]
+        records.append(record(operation, "DeepSpeedCPUAdam", count, each * count, taken, times[BOUND], []))
+    return records
+
+
+def of_peer(python: str, count: int, choices: argparse.Namespace) -> list[dict[str, Any]]:
+    """What an interpreter with DeepSpeed measures."""
+    command = [python, __file__, "--deepspeed", "--sizes", str(count), "--rounds", str(choices.rounds)]
+    done = subprocess.run([*command, "--threads", str(choices.threads)], stdout=subprocess.PIPE, text=True, check=True)
+    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def table(records: Sequence[Mapping[str, Any]]) -> str:
+    """A Markdown table."""
+    lines = ["| elements | operation | way | ms | GB/s | of bound | times |", "|---|---|---|---|---|---|---|"]
+    for row in records:
+        times = "" if row["times"] is None or row["way"] == BOUND else f"{row['times']:.2f}"
+        lines.append(
+            f"| {row['elements']:.0e} | {row['operation']} | {row['way']} | {row['ms']:.3f} | {row['gbs']:.1f} | "
+            f"{row['of_bound']:.2f} | {times} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--sizes", type=lambda text: [int(float(part)) for part in text.split(",")], default="1e5,1e7,1e8"
+    )
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--peers-python", metavar="PATH")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    parser.add_argument("--deepspeed", action="store_true", help=argparse.SUPPRESS)
+    choices = parser.parse_args()
+    torch.set_num_threads(choices.threads)
+    if choices.deepspeed:
+        print(json.dumps([record for count in choices.sizes for record in deepspeed(count, choices.rounds)]))
+        return
+    from dsx_kernels import library
+
+    records = []
+    for count in choices.sizes:
+        records += measure(count, choices.rounds)
+        records += of_peer(choices.peers_python, count, choices) if choices.peers_python else []
+    records.sort(key=lambda row: (row["elements"], row["operation"]))
+    print(f"{platform.processor() or platform.machine()}, {library.instructions()}, {choices.threads} threads\n")
+    print(table(records))
+    if choices.json:
+        choices.json.write_text(json.dumps(records))
+
+
+if __name__ == "__main__":
+    main()
