@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -70,6 +71,7 @@ def pages() -> dict[str, str]:
         "plugins.md": _plugins(),
         "errors.md": _errors(),
         "cli.md": _cli(),
+        "kernels.md": _kernels(),
     }
     return {name: MARK + text.rstrip("\n") + "\n" for name, text in made.items()}
 
@@ -242,6 +244,16 @@ _COMMANDS = """# Command line
 Exit codes: 0, 1 failed, 2 misuse, 130 stopped by the keyboard; `dsx run` ends with the code of the rank that failed
 first.
 """
+
+
+def _kernels() -> str:
+    """By what the tests of kernels are made of."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    try:
+        page: str = importlib.import_module("kernels.proof").page()
+    finally:
+        sys.path.remove(str(ROOT / "tests"))
+    return page
 
 
 def _cli() -> str:

@@ -334,9 +334,7 @@ class Engine:
         self._between_updates("load")
         return load(self, _folder(path)).extra
 
-    def export(
-        self, out: str | Path, dtype: torch.dtype | str | None = None, shard_bytes: int | None = None
-    ) -> None:
+    def export(self, out: str | Path, dtype: torch.dtype | str | None = None, shard_bytes: int | None = None) -> None:
         """Write the weights to the folder `out`, as `dsx.export` does from a checkpoint; called by all ranks.
 
         One unit is whole at a time, and rank 0 writes. Raises the same `CheckpointError` on all ranks.

@@ -1,4 +1,4 @@
-"""Plugin `adamw`: AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101, algorithm 2) by torch's fused kernel."""
+"""Plugin `adamw`: AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101, algorithm 2), everything read and written once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from dsx.contracts import Hyper, State, ViewRule
+from dsx.contracts import Hyper, Job, Piece, Rule, State, ViewRule
 from dsx.plugin import Descriptor, Fill, Part, fraction, hook, non_negative
+from dsx_kernels.adamw import adamw
+from dsx_optimizers.served import served
 
 Beta = Annotated[float, fraction]
 
@@ -35,15 +37,43 @@ class Options:
     maximize: bool = False
 
 
-class AdamW(ViewRule):
-    """The same bits as `torch.optim.AdamW(fused=True)` on the same parameters."""
+class AdamW(Rule):
+    """The arithmetic of `torch.optim.AdamW`, by a kernel of dsx: an element's last bits may be others than torch's."""
+
+    def __init__(self, options: Options) -> None:
+        self._maximize = options.maximize
+        self.states, self.hyper = _states(options), _hyper(options)
+
+    def update(self, piece: Piece, states: Mapping[str, Tensor], job: Job, sums: Tensor) -> None:
+        copied = states["param"].data_ptr() != states["master"].data_ptr()
+        for run in piece.runs(job):
+            here = {
+                name: states[name][run.where] for name in ("grad", "master", *(state.name for state in self.states))
+            }
+            adamw(
+                here["grad"],
+                here["master"],
+                here["exp_avg"],
+                here["exp_avg_sq"],
+                here.get("max_exp_avg_sq"),
+                states["param"][run.where] if copied else None,
+                lr=run.hyper.lr,
+                betas=run.hyper.betas,
+                eps=run.hyper.eps,
+                weight_decay=run.hyper.weight_decay,
+                step=run.step,
+                maximize=self._maximize,
+                multiplier=job.multiplier,
+                clip_value=run.hyper.get("clip_value"),
+            )
+
+
+class FusedAdamW(ViewRule):
+    """torch's fused kernel, for machines and devices that dsx has no kernel for."""
 
     def __init__(self, options: Options) -> None:
         self._amsgrad, self._maximize = options.amsgrad, options.maximize
-        self.states = [State("exp_avg"), State("exp_avg_sq")]
-        if options.amsgrad:
-            self.states.append(State("max_exp_avg_sq"))
-        self.hyper = Hyper(lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay)
+        self.states, self.hyper = _states(options), _hyper(options)
 
     def apply(
         self,
@@ -71,16 +101,25 @@ class AdamW(ViewRule):
         )
 
 
+def _states(options: Options) -> list[State]:
+    most = [State("max_exp_avg_sq")] if options.amsgrad else []
+    return [State("exp_avg"), State("exp_avg_sq"), *most]
+
+
+def _hyper(options: Options) -> Hyper:
+    return Hyper(lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay)
+
+
 descriptor = Descriptor(
     name="adamw",
     section="optimize",
     contract=1,
     options=Options,
     fills={"rule": Fill(offers={"rule.silent", "rule.elementwise"})},
-    summary="AdamW, torch's fused kernel",
+    summary="AdamW, in one pass over memory",
 )
 
 
 @hook
 def dsx_optimize(options: Options) -> list[Part]:
-    return [Part("rule", lambda ctx: AdamW(options))]
+    return [Part("rule", lambda ctx: (AdamW if served("adamw", ctx.plan.device) else FusedAdamW)(options))]

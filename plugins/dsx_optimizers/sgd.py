@@ -1,4 +1,5 @@
-"""Plugin `sgd`: stochastic gradient descent, with momentum (Sutskever et al. 2013) by torch's fused kernel."""
+"""Plugin `sgd`: stochastic gradient descent, with momentum (Sutskever et al. 2013), everything read and written
+once."""
 
 from __future__ import annotations
 
@@ -9,9 +10,11 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from dsx.contracts import Hyper, State, ViewRule
+from dsx.contracts import Hyper, Job, Piece, Rule, State, ViewRule
 from dsx.errors import DsxError
 from dsx.plugin import Context, Descriptor, Fill, Part, hook, non_negative
+from dsx_kernels.sgd import sgd
+from dsx_optimizers.served import served
 
 
 @frozen(kw_only=True)
@@ -41,18 +44,39 @@ class Options:
             )
 
 
-class SGD(ViewRule):
-    """The same bits as `torch.optim.SGD(fused=True)` on the same parameters."""
+class SGD(Rule):
+    """The arithmetic of `torch.optim.SGD`, by a kernel of dsx: an element's last bits may be others than torch's."""
 
     def __init__(self, options: Options) -> None:
         self._nesterov, self._maximize = options.nesterov, options.maximize
-        self.states = [State("momentum_buffer")] if options.momentum else []
-        self.hyper = Hyper(
-            lr=options.lr,
-            momentum=options.momentum,
-            dampening=options.dampening,
-            weight_decay=options.weight_decay,
-        )
+        self.states, self.hyper = _states(options), _hyper(options)
+
+    def update(self, piece: Piece, states: Mapping[str, Tensor], job: Job, sums: Tensor) -> None:
+        copied = states["param"].data_ptr() != states["master"].data_ptr()
+        for run in piece.runs(job):
+            sgd(
+                states["grad"][run.where],
+                states["master"][run.where],
+                states["momentum_buffer"][run.where] if self.states else None,
+                states["param"][run.where] if copied else None,
+                lr=run.hyper.lr,
+                momentum=run.hyper.momentum,
+                dampening=run.hyper.dampening,
+                weight_decay=run.hyper.weight_decay,
+                nesterov=self._nesterov,
+                step=run.step,
+                maximize=self._maximize,
+                multiplier=job.multiplier,
+                clip_value=run.hyper.get("clip_value"),
+            )
+
+
+class FusedSGD(ViewRule):
+    """torch's fused kernel, for machines and devices that dsx has no kernel for."""
+
+    def __init__(self, options: Options) -> None:
+        self._nesterov, self._maximize = options.nesterov, options.maximize
+        self.states, self.hyper = _states(options), _hyper(options)
 
     def apply(
         self,
@@ -81,7 +105,20 @@ class SGD(ViewRule):
                 )
 
 
-def _refuse_group_momentum(rule: SGD, ctx: Context) -> None:
+def _states(options: Options) -> list[State]:
+    return [State("momentum_buffer")] if options.momentum else []
+
+
+def _hyper(options: Options) -> Hyper:
+    return Hyper(
+        lr=options.lr,
+        momentum=options.momentum,
+        dampening=options.dampening,
+        weight_decay=options.weight_decay,
+    )
+
+
+def _refuse_group_momentum(rule: Rule, ctx: Context) -> None:
     """Buffers exist for all groups or for none."""
     for name, hyper in ctx.groups.hypers(rule.hyper).items():
         if hyper.momentum and not rule.states:
@@ -98,10 +135,16 @@ descriptor = Descriptor(
     contract=1,
     options=Options,
     fills={"rule": Fill(offers={"rule.silent", "rule.elementwise"})},
-    summary="stochastic gradient descent, torch's fused kernel",
+    summary="stochastic gradient descent, in one pass over memory",
 )
 
 
 @hook
 def dsx_optimize(options: Options) -> list[Part]:
-    return [Part("rule", lambda ctx: SGD(options), bind=_refuse_group_momentum)]
+    return [
+        Part(
+            "rule",
+            build=lambda ctx: (SGD if served("sgd", ctx.plan.device) else FusedSGD)(options),
+            bind=_refuse_group_momentum,
+        )
+    ]

@@ -23,6 +23,10 @@ _DCP = ("archive", "background", "content", "folder", "resize", "slices", "stora
 NEEDS = {"torch.distributed.checkpoint": _DCP}
 """Modules of dsx.checkpoint that are loaded when a checkpoint is written or read, and not before."""
 
+KERNELS = {"triton_": "triton"}
+"""Modules of dsx_kernels whose names start so are implementations by a library, loaded when they are picked; where it
+is not installed they cannot be."""
+
 LIBRARIES = ("attrs", "cattrs", "click", "pluggy", "entrypoints", "rich.progress", "tomli", "torch.distributed")
 """Loaded beforehand to save time, as they are not on trial."""
 
@@ -31,22 +35,31 @@ def problems(module: str) -> list[str]:
     """Import `module` with warnings as errors, and look at what that did to this process."""
     import torch
 
-    before = set(sys.modules)
+    before, own = set(sys.modules), _library(module)
     warnings.simplefilter("error")
     try:
         importlib.import_module(module)
     except BaseException as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == own:
+            return []
         return [f"{module} does not import alone: {type(error).__name__}: {error}"]
     added = {name for name in sys.modules if name not in before}
     woken = [name for name in SLEEPERS if name in added]
     needed = [name for name in woken if module in {f"dsx.checkpoint.{part}" for part in NEEDS.get(name, ())}]
-    found = [f"{module} imports {name}" for name in woken if name not in needed]
+    found = [f"{module} imports {name}" for name in woken if name not in (*needed, own)]
     if module.partition(".")[0] in ("dsx", "dsx_kernels"):
         plugins = {name.partition(".")[0] for name in added if name.startswith("dsx_")} - {"dsx_kernels"}
         found += [f"{module} imports the plugin package {name}" for name in sorted(plugins)]
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found.append(f"{module} starts CUDA")
     return found
+
+
+def _library(module: str) -> str | None:
+    """The library that a module is an implementation by."""
+    package, _, name = module.rpartition(".")
+    starts = (library for start, library in KERNELS.items() if name.startswith(start))
+    return next(starts, None) if package.startswith("dsx_kernels") else None
 
 
 def _in_child(module: str) -> NoReturn:

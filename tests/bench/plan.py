@@ -1,6 +1,6 @@
 """What `dsx plan` says against what runs take: model states, memory of the process, bytes sent.
 
-    python tests/bench/plan.py [MANIFEST ...] [--set KEY=VALUE ...] [--worlds 1,2,4] [--layouts replicated,zero1,zero2,zero3]
+    python tests/bench/plan.py [MANIFEST ...] [--set KEY=VALUE ...] [--worlds 1,2,4] [--layouts replicated,zero1,...]
 
 For every manifest (those in docs/manifests), layout and number of ranks: the run is made for real, each rank in a fresh
 process, for some updates; and planned.

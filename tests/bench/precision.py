@@ -110,8 +110,10 @@ def speed(choices: argparse.Namespace) -> None:
     if choices.ranks == 1:
         found = measure(*arguments, threads=choices.threads)
     else:
+        from precision import measure as on_rank  # ranks import it by name, and this is __main__
+
         with Ranks() as pool:
-            found = pool.run(measure, *arguments, threads=1, world=choices.ranks, timeout=1800)[0]
+            found = pool.run(on_rank, *arguments, threads=1, world=choices.ranks, timeout=1800)[0]
     ratios = [took["dsx"] / took["autocast"] for took in found]
     low, middle, high = statistics.quantiles(ratios, n=4)
     medians = ", ".join(f"{name} {statistics.median(took[name] for took in found) * 1e3:.0f} ms" for name in found[0])

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from attrs import field, frozen
 from torch import Tensor, nn
+
+from dsx_precision.products import Products
 
 STEPS = 4
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -23,7 +26,11 @@ class Recipe:
 
     optimizer  made of the parameters it updates
     rates      factor on the learning rate at updates 1 to 4
+    precision  whether it says in which dtypes everything is; the model of the matrix is float64 unless it does
     half       dtype in which the model computes, its masters staying in fp32
+    around     its forward
+    scales     of the loss in updates 1 to 4
+    beside     plugins without which it is refused, unless another one scales the loss
     layout     whether it says which rank holds what; plain PyTorch in one process has no such thing
     """
 
@@ -31,7 +38,11 @@ class Recipe:
     options: Mapping[str, Any] = field(factory=dict)
     optimizer: Optimizer | None = None
     rates: Sequence[float] | None = None
+    precision: bool = False
     half: torch.dtype | None = None
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
+    scales: Sequence[float] | None = None
+    beside: tuple[str, ...] = ()
     layout: bool = False
 
 
@@ -63,12 +74,26 @@ RECIPES: Mapping[str, Recipe] = {
     "zero1": Recipe("partition", layout=True),
     "zero2": Recipe("partition", layout=True),
     "zero3": Recipe("partition", layout=True),
-    "bf16": Recipe("precision", half=torch.bfloat16),
+    "bf16": Recipe("precision", precision=True, half=torch.bfloat16),
+    "fp16": Recipe(
+        "precision", precision=True, half=torch.float16, around=Products, beside=("static_loss_scale",)
+    ),  # products on a CPU are made in fp32: those of torch round otherwise
+    "fp32": Recipe("precision", precision=True),
+    "autocast": Recipe("precision", precision=True),  # which leaves float64 alone
+    "static_loss_scale": Recipe("precision", {"scale": 512.0}, scales=(512, 512, 512, 512)),
+    "dynamic_loss_scale": Recipe("precision", {"initial": 256.0, "window": 2}, scales=(256, 256, 512, 512)),
     "progress": Recipe("observe"),
     "jsonl": Recipe("observe"),
     "tensorboard": Recipe("observe"),
     "trace": Recipe("observe"),
 }
+
+
+def complete(names: Sequence[str]) -> tuple[str, ...]:
+    """With what these plugins are refused without."""
+    if any(name in RECIPES and RECIPES[name].scales for name in names):
+        return tuple(names)
+    return (*names, *dict.fromkeys(more for name in names if name in RECIPES for more in RECIPES[name].beside))
 
 
 def plain(
@@ -84,7 +109,8 @@ def plain(
     recipes = [RECIPES[name] for name in names]
     optimizer = next((recipe.optimizer for recipe in recipes if recipe.optimizer), None)
     rates = next((recipe.rates for recipe in recipes if recipe.rates), (1,) * STEPS)
-    half = next((recipe.half for recipe in recipes if recipe.half), None)
+    scales = next((recipe.scales for recipe in recipes if recipe.scales), (1,) * STEPS)
+    half, around = next(((recipe.half, recipe.around) for recipe in recipes if recipe.half), (None, nullcontext))
     live = dict(model.named_parameters())
     masters = {
         name: nn.Parameter(parameter.detach().float() if half else parameter.detach(), parameter.requires_grad)
@@ -101,10 +127,15 @@ def plain(
         total = 0.0
         for micro in range(accumulation):
             for rank in range(world):
-                loss = model(*data(number, micro, rank))
-                (loss / accumulation).backward()
+                with around():
+                    loss = model(*data(number, micro, rank))
+                share = loss / accumulation
+                (share.to(torch.promote_types(share.dtype, torch.float32)) * scales[number]).backward()
                 total += loss.item() / (accumulation * world)
                 _collect(live, masters, trained, world)
+        for name in trained:
+            if (gradient := masters[name].grad) is not None:
+                gradient /= scales[number]
         torch.nn.utils.clip_grad_norm_([masters[name] for name in trained], clip_norm)
         step.param_groups[0]["lr"] = base * rates[number]
         step.step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, UserDict, defaultdict
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,12 +14,14 @@ from torch.nn import functional
 import dsx
 from dsx.testing.models import Tangle, tokens
 from dsx.testing.plain import distance, largest, weights_of
-from dsx_precision.bf16 import BFloat16, cast
+from dsx_precision.half import Half
+from dsx_precision.half import cast as cast_to
 
 STEPS = 6
 Trained = tuple[list[float], dict[str, Tensor], dict[str, Tensor]]
 """Losses, live parameters, authoritative weights."""
 MANIFEST: dict[str, Any] = {"precision": {"use": ["bf16"]}}
+cast = partial(cast_to, dtype=torch.bfloat16)
 
 
 def data(step: int, micro: int, rank: int) -> tuple[Any, ...]:
@@ -245,7 +248,7 @@ def test_the_root_sees_bfloat16_inputs() -> None:
         def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
             return args, kwargs
 
-    args, kwargs = BFloat16(Look()).call(
+    args, kwargs = Half(Look(), torch.bfloat16).call(
         Look(), (torch.ones(1), 2), {"mask": torch.ones(1), "ids": torch.ones(1).long()}
     )
     assert args[0].dtype == kwargs["mask"].dtype == torch.bfloat16

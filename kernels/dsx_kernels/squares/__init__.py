@@ -1,0 +1,5 @@
+"""Sum of squares of a tensor in one read."""
+
+from dsx_kernels.squares.ops import squares
+
+__all__ = ["squares"]

@@ -1,0 +1,1 @@
+"""Commands that look at what belongs to no plugin: one module for each."""

@@ -1,0 +1,77 @@
+"""The page docs/reference/kernels.md: what each implementation of each operation is held against, and how."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kernels.cases import SIZES, TABLE, ULPS
+
+KERNELS = Path(__file__).parents[2] / "kernels" / "dsx_kernels"
+REGISTERS = Path(__file__).with_name("registers.json")
+
+_HOW = {
+    "native": "every case, on each instruction set of the processor, on one thread and on two, the same bits each time",
+    "triton": "every case in Triton's interpreter, where an element depends on its own numbers only with the bits of "
+    "`native`; compiled for the GPUs below",
+}
+_INTRO = """# Kernels
+
+Operations of `dsx_kernels`. `dsx kernels` says which implementation runs on this machine, and why another cannot.
+
+Each is held against the reference, computed in float64 from the same inputs, by one table of cases for each operation
+(`tests/kernels/cases.py`): {sizes} elements, every dtype, tensors that
+start off alignment, NaN, infinities and subnormal numbers; what lies around a tensor must stay as it is. An error is
+measured in units of the last place, in the dtype that is computed in, of what an element is the sum of; rounding to 16
+bits adds half a unit of theirs.
+"""
+_GPU = """## On a GPU
+
+`bash tests/device/check.sh` runs the same cases on the GPU of the machine it is started on, and times them against its
+bandwidth. No figure of a GPU is in these pages: none was measured yet.
+
+What Triton {version} makes for GPUs that are not at hand: registers a thread and bytes of shared memory a block. None
+spills a register to memory. Its tests hold these numbers, where that version is installed; with another one they hold
+the limits: nothing spilled, no more shared memory than there is, 16-byte accesses (8 on gfx942).
+
+"""
+
+
+def page() -> str:
+    made = [_INTRO.format(sizes=", ".join(map(str, SIZES[:-1])) + f" and {SIZES[-1]:_}"), _cases(), _ways()]
+    found = json.loads(REGISTERS.read_text())
+    return "\n".join([*made, _GPU.format(version=found["triton"]) + _registers(found["kernels"])])
+
+
+def _cases() -> str:
+    rows = [
+        (f"`{operation}`", str(len(cases)), str(ULPS[operation]), ", ".join(_implementations(operation)))
+        for operation, cases in TABLE.items()
+    ]
+    return _table(("operation", "cases", "error at most, ulp", "implementations"), rows)
+
+
+def _implementations(operation: str) -> list[str]:
+    files = {"native": "native.cpp", "triton": f"triton_{operation}.py", "cuda": "cuda.cu", "reference": "reference.py"}
+    return [name for name, file in files.items() if (KERNELS / operation / file).exists()]
+
+
+def _ways() -> str:
+    return _table(("implementation", "held against it by"), list(_HOW.items()))
+
+
+def _registers(found: dict[str, dict[str, dict[str, Any]]]) -> str:
+    targets = next(iter(next(iter(found.values())).values()))
+    rows = []
+    for operation, kernels in found.items():
+        for words, each in kernels.items():
+            cells = (f"{takes['registers']}, {takes['shared']}" for takes in each.values())
+            rows.append((f"`{operation}`", words.replace("-", ", "), *cells))
+    return _table(("operation", "dtypes", *targets), rows)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = (f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows))
+    return "\n".join(lines) + "\n"

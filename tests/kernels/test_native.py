@@ -1,0 +1,128 @@
+"""The native library against the float64 reference: every case, on each instruction set, on one thread and two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from itertools import chain
+
+import pytest
+import torch
+from torch import Tensor
+
+from dsx.errors import KernelUnavailable
+from dsx_kernels import library
+from kernels.cases import BF16, F16, F32, F64, TABLE, Case, Function, call, check, run, same_bits
+
+if reason := library.missing():
+    pytest.skip(f"no native library here: {reason}", allow_module_level=True)
+
+LEVELS = library.LEVELS[: library.LEVELS.index(library.best()) + 1]
+CASES = list(chain.from_iterable(TABLE.values()))
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def native(operation: str) -> Function:
+    function: Function = getattr(import_module(f"dsx_kernels.{operation}.native"), operation)
+    return function
+
+
+def ways() -> Iterator[str]:
+    """Each instruction set, on one thread and on two."""
+    for level in LEVELS:
+        with library.using(level):
+            for threads in (1, 2):
+                torch.set_num_threads(threads)
+                yield f"{level}, {threads} threads"
+
+
+def assert_same(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], what: str) -> None:
+    different = [name for name in wanted if not same_bits(found[name], wanted[name])]
+    assert not different, f"{what}: other bits in {', '.join(different)}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_native_is_the_reference(case: Case) -> None:
+    function = native(case.operation)
+    wanted = check(function, case)
+    for way in ways():
+        assert_same(run(function, case), wanted, f"{case}, {way}")
+
+
+@pytest.mark.parametrize("operation", ["adamw", "sgd", "cast", "accumulate"])
+def test_an_elements_bits_do_not_depend_on_the_cut(operation: str) -> None:
+    """Whole, against pieces of odd lengths: each element then meets another vector, tail or block."""
+    case = max((case for case in TABLE[operation] if BF16 in case.tensors.values()), key=lambda case: case.size)
+    function = native(operation)
+    whole = call(function, case, case.make())
+    for _ in ways():
+        tensors = case.make()
+        for start, stop in pieces(case.size):
+            call(function, case, {name: tensor[start:stop] for name, tensor in tensors.items()})
+        assert_same({name: tensors[name] for name in whole}, whole, f"{case} in pieces")
+
+
+def pieces(size: int) -> Iterator[tuple[int, int]]:
+    start, length = 0, 1
+    while start < size:
+        yield start, min(start + length, size)
+        start, length = start + length, length * 2 + 1
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, F16, F64])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_squares_show_what_is_not_finite(dtype: torch.dtype, bad: float) -> None:
+    squares = native("squares")
+    for size in (1, 17, 5000):
+        for place in {0, size // 2, size - 1}:
+            tensor = torch.ones(size, dtype=dtype)
+            assert torch.isfinite(squares(tensor))
+            tensor[place] = bad
+            for way in ways():
+                assert not torch.isfinite(squares(tensor)), way
+
+
+def test_squares_of_what_is_not_contiguous() -> None:
+    tensor = torch.arange(12.0).view(3, 4).T
+    assert native("squares")(tensor).item() == tensor.square().sum().item()
+
+
+def test_squares_do_not_lose_small_numbers() -> None:
+    """Added up one after the other in fp32, after the first nothing would be left of 2^20 ones."""
+    tensor = torch.ones(1 + (1 << 20))
+    tensor[0] = 2.0**13
+    assert native("squares")(tensor).item() == pytest.approx(2.0**26 + 2.0**20, rel=1e-6)
+
+
+@pytest.mark.parametrize("half", [BF16, F16])
+def test_every_16_bit_number_is_widened_exactly(half: torch.dtype) -> None:
+    source = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(half)
+    wide, back = torch.empty(2**16), torch.empty(2**16, dtype=half)
+    for way in ways():
+        native("cast")(source, wide)
+        assert same_bits(wide, source.float()), way
+        native("cast")(wide, back)
+        assert same_bits(back, source), way
+
+
+@pytest.mark.parametrize("half", [BF16, F16])
+def test_numbers_between_are_rounded_as_torch_does(half: torch.dtype) -> None:
+    """Around every border and middle between two numbers of 16 bits."""
+    source = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(half).float()
+    middles = ((source.double() + source.roll(1).double()) / 2).float()
+    near = torch.cat([middles, *(torch.nextafter(middles, torch.full_like(middles, end)) for end in (1e38, -1e38))])
+    found = torch.empty(len(near), dtype=half)
+    for way in ways():
+        native("cast")(near, found)
+        assert same_bits(found, near.to(half)), way
+
+
+def test_an_unknown_instruction_set_is_refused() -> None:
+    with pytest.raises(KernelUnavailable, match="there is no instruction set 'avx'"), library.using("avx"):
+        pass
