@@ -334,7 +334,14 @@ class Engine:
         self._between_updates("load")
         return load(self, _folder(path)).extra
 
-    def export(self, out: str | Path, dtype: torch.dtype | str | None = None, shard_bytes: int | None = None) -> None:
+    def export(
+        self,
+        out: str | Path,
+        dtype: torch.dtype | str | None = None,
+        shard_bytes: int | None = None,
+        *,
+        overwrite: bool = False,
+    ) -> None:
         """Write the weights to the folder `out`, as `dsx.export` does from a checkpoint; called by all ranks.
 
         One unit is whole at a time, and rank 0 writes. Raises the same `CheckpointError` on all ranks.
@@ -342,7 +349,7 @@ class Engine:
         from dsx.weights.live import export_engine
 
         self._even("engine.export()")
-        export_engine(self, _folder(out), dtype, shard_bytes)
+        export_engine(self, _folder(out), dtype, shard_bytes, overwrite)
 
     def _between_updates(self, what: str) -> None:
         self._even(what)

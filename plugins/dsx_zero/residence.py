@@ -12,7 +12,7 @@ from dsx.contracts import Channel, Flat, Handle, Store, Transport, Unit, memory_
 from dsx_zero.released import release, restore
 from dsx_zero.rooms import Mapped, Pool, Resized, Room, mappable
 
-SMALLEST_MAPPED = 1 << 20
+SMALLEST_MAPPED = 1 << 16
 """Bytes below which a heap leaves no hole worth the call."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import sys
 import weakref
@@ -89,7 +90,9 @@ class Mapped(Room):
     cannot be read at all."""
 
     def __init__(self, pool: Pool, size: int) -> None:
-        self._pool, self._size, self._home = pool, -(-size // _HUGE) * _HUGE, 0
+        grain = _HUGE if size >= _HUGE else mmap.PAGESIZE
+        self._pool, self._size, self._home = pool, -(-size // grain) * grain, 0
+        self._count = size
         self._address = _reserve(self._size, _NONE)
 
     def tensor(self, size: int, dtype: torch.dtype) -> Tensor:
@@ -111,7 +114,7 @@ class Mapped(Room):
             self._home = 0
 
     def bytes(self) -> int:
-        return self._size if self._home else 0
+        return self._count if self._home else 0  # what is beyond it is never touched
 
 
 def _reserve(size: int, protection: int) -> int:

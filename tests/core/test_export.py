@@ -94,7 +94,8 @@ def train(make: Callable[[], nn.Module], layout: str, folder: str, data: Callabl
     for step in range(2):
         engine.train_step([data(step)])
     engine.save(f"{folder}/checkpoint")
-    engine.export(f"{folder}/live")
+    for _ in range(2):
+        engine.export(f"{folder}/live", overwrite=True)
     engine.export(f"{folder}/live-bf16", dtype="bfloat16", shard_bytes=200)
     return weights_of(engine)
 

@@ -58,9 +58,11 @@ def on_paper(settings: dict[str, Any], world: int) -> Forecast:
     return dsx.forecast(Tangle(width=64), settings, batch=tokens(0, 0, 0), world=world)
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("bf16", "accumulation"), [(False, 1), (True, 1), (True, 3)])
+@pytest.mark.parametrize(
+    ("bf16", "accumulation", "world"),
+    [(False, 1, 1), (False, 1, 2), (False, 1, 4), (True, 1, 2), (True, 3, 1), (True, 3, 4)],
+)
 def test_states_and_traffic_are_those_of_the_run(ranks, layout, bf16, accumulation, world) -> None:
     settings = manifest(layout, bf16, accumulation)
     found = on_paper(settings, world).rehearsal

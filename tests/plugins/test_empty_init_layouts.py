@@ -61,7 +61,7 @@ def empty_like_real(layout: str, kind: str) -> list[bool]:
 
 
 @pytest.mark.parametrize("kind", ["sequences", "convolution", "t5"])
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_it_trains_as_a_model_that_was_built_for_real(ranks: Ranks, layout: str, world: int, kind: str) -> None:
     for found in ranks.run(empty_like_real, layout, kind, world=world):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import dsx
 from dsx.contracts import Hyper
 from dsx.errors import DsxError, ManifestError
-from dsx.testing.plain import train_plain, weights_of
+from dsx.testing.plain import distance, train_plain, weights_of
 from dsx_schedules import one_cycle, phases, warmup, warmup_cosine, warmup_linear, warmup_log, wsd
 
 BASE = 0.02
@@ -250,7 +250,7 @@ def test_a_run_is_the_plain_loop_with_these_rates() -> None:
         rate=lambda step: warmup_cosine.factor(step, 3, 8, 0.0, 0.0),
     )
     assert close(reported, [warmup_cosine.factor(step, 3, 8, 0.0, 0.0) for step in range(1, 9)])
-    assert all(torch.equal(tensor, weights_of(expected)[name]) for name, tensor in weights_of(model).items())
+    assert distance(weights_of(model), weights_of(expected)) < 1e-6, "kernels round the last bit differently"
 
 
 # refusals

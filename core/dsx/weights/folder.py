@@ -163,7 +163,9 @@ def _refuse_occupied(out: Path, overwrite: bool) -> None:
     found = sorted(path.name for path in out.iterdir())
     if found and not overwrite:
         raise CheckpointError(
-            f"'{out}' is not empty", found=", ".join(found[:5]), remedy="choose another folder, or give --overwrite"
+            f"'{out}' is not empty",
+            found=", ".join(found[:5]),
+            remedy="choose another folder, or give --overwrite (`overwrite=True` in Python)",
         )
     others = [name for name in found if not _OURS.fullmatch(name)]
     if others:
