@@ -1,6 +1,6 @@
 """SIGKILL at random instants, then --resume: the loss curve is the uninterrupted one's, bit for bit.
 
-Three times here; tests/faults/kill.py does it as often as wanted.
+Twice here; tests/faults/kill.py does it as often as wanted.
 """
 
 from __future__ import annotations
