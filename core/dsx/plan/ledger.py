@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
+from dsx.deferred.on_meta import META, each
 from dsx.errors import DsxError
 
-_META = torch.device("meta")
 Account = Callable[[], Mapping[tuple[str, str], int]]
 """What parts hold now: bytes by (where, name)."""
 
@@ -86,7 +86,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.read += 1
             return 1.0 if args[0].is_floating_point() else 1
         result = _done(func, args, kwargs)
-        results = [tensor for tensor in _tensors(result) if tensor.is_meta]
+        results = [tensor for tensor in each(Tensor, result) if tensor.is_meta]
         made = [self._hold(tensor) for tensor in results]
         if any(made):
             self._look()
@@ -121,7 +121,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             dtype = str(results[0].dtype).removeprefix("torch.")
             self.flops[f"{dtype} attention" if "attention" in func._schema.name else dtype] += count
             return
-        touched = [tensor for tensor in _tensors((args, kwargs)) if tensor.is_meta]
+        touched = [tensor for tensor in each(Tensor, (args, kwargs)) if tensor.is_meta]
         changed = {id(tensor) for tensor in results} - {id(tensor) for tensor in touched}
         written = [tensor for tensor in results if id(tensor) in changed]
         self.moved[self.phase] += sum(_bytes(tensor) for tensor in (*touched, *written))
@@ -144,13 +144,13 @@ def _done(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 def _on_paper(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Arguments that go together: beside a tensor without values, only the sizes of others count."""
-    tensors = list(_tensors((args, kwargs)))
+    tensors = list(each(Tensor, (args, kwargs)))
     if not any(tensor.is_meta for tensor in tensors):
         return args, kwargs
     if kwargs.get("device") is not None:
-        kwargs = {**kwargs, "device": _META, **({"pin_memory": False} if "pin_memory" in kwargs else {})}
+        kwargs = {**kwargs, "device": META, **({"pin_memory": False} if "pin_memory" in kwargs else {})}
     if any(not tensor.is_meta and tensor.dim() > 0 for tensor in tensors):
-        args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(_META), (tuple(args), dict(kwargs)))
+        args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(META), (tuple(args), dict(kwargs)))
     return args, kwargs
 
 
@@ -172,17 +172,6 @@ def _flops_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result:
 def _attention_flops(query: Tensor, key: Tensor, products: int, causal: bool) -> int:
     """[batch, heads, tokens, head_dim]; a causal one skips half."""
     return products * 2 * math.prod(query.shape) * key.shape[-2] // (2 if causal else 1)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _bytes(tensor: Tensor) -> int:

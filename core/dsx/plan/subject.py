@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from dsx.batch import forward
-from dsx.deferred.on_meta import OnMeta
+from dsx.deferred.on_meta import META, OnMeta
 from dsx.errors import DsxError
 from dsx.manifest import Manifest
 from dsx.run.data import collate
 from dsx.run.samples import samples_of
 from dsx.run.targets import make
 
-_META = torch.device("meta")
 Forward = Callable[[Any], Any]
 """Calls what it is given (an engine, or the model) on a micro-batch."""
 
@@ -53,7 +52,7 @@ def of_manifest(settings: Manifest, micro: int | None) -> Subject:
             found = make(target, "model.factory")
         if not isinstance(found, nn.Module):
             raise DsxError(f"model.factory returned a {type(found).__name__}", expected="a torch.nn.Module")
-        return found.to(_META)
+        return found.to(META)
 
     if settings.data is None or micro is None:
         what = "[data]" if settings.data is None else "[batch] with micro or global"
@@ -90,7 +89,7 @@ class Weights(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(size, device=_META))
+        self.weight = nn.Parameter(torch.empty(size, device=META))
 
 
 def use_all(model: nn.Module) -> Forward:
@@ -100,7 +99,7 @@ def use_all(model: nn.Module) -> Forward:
     """
     for module in model.modules():
         module.forward = partial(_use, module)
-    return lambda engine: engine(torch.zeros((), device=_META))
+    return lambda engine: engine(torch.zeros((), device=META))
 
 
 def _use(module: nn.Module, total: Tensor) -> Tensor:
@@ -113,4 +112,4 @@ def _use(module: nn.Module, total: Tensor) -> Tensor:
 
 def on_meta(batch: Any) -> Any:
     """The same with tensors that have no memory."""
-    return tree_map_only(Tensor, lambda tensor: tensor.to(_META), batch)
+    return tree_map_only(Tensor, lambda tensor: tensor.to(META), batch)
