@@ -22,6 +22,7 @@ from dsx.program import Program
 from dsx.resolve import Resolved
 from dsx.roles import BUILD_ORDER
 from dsx.store import Router
+from dsx.together import together
 from dsx.units import flatten, plain, trainable
 from dsx.watch import Watch
 
@@ -34,11 +35,13 @@ def build(
     model: nn.Module,
     transport: Transport | None = None,
     values: Values | None = None,
+    sizes: Sequence[int] = (),
 ) -> Program:
     """Ask the hooks for parts, build them, and give them the model's parameters.
 
     transport  in place of the run's own, under its wrappers
     values     None: those that the model has
+    sizes      footprints of the tiers, in order, if they are known: the space for them is taken first
 
     Afterwards the parameters are views of buffers that the layout owns, and every state exists.
     """
@@ -60,6 +63,9 @@ def build(
         if role.name == "transport":
             agree(ctx.transport, with_values(plan.device), _texts(resolved, model, values))
     refuse_compiled(model, ctx.layout)
+    if sizes:
+        router: Router = ctx.parts["tiers"]
+        together(ctx.transport, with_values(plan.device), lambda: router.reserve(sizes), DsxError)
     _adopt(ctx, values)
     connection = install(ctx.layout, ctx.parts["activations"], resolved.manifest.run.compile)
     ctx.parts["tiers"].refuse_idle_claims()

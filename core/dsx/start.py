@@ -53,14 +53,20 @@ def prepare(
         manifest, given = run_manifest()
         set = (*set, *given)
     settings = Manifest.of(manifest, set=set)
-    resolved = resolve(settings, Registry.scan(plugins))
+    registry = Registry.scan(plugins)
+    resolved = resolve(settings, registry)
     chosen_device = None if device is None else torch.empty(0, device=device).device
     values = values_of(plain(model), chosen_device, weights or settings.run.weights)
     refuse_shared(plain(model))
     place = chosen_device or _device(model)
     ranks = join(place)
     plan = make_plan(resolved, ranks.rank, ranks.world, place)
-    program = build(resolved, plan, model, values=values)
+    sizes: Sequence[int] = ()
+    if resolved.fillers.get("tiers"):
+        from dsx.plan.rooms import footprints  # what only a run needs that puts states elsewhere
+
+        sizes = footprints(resolved, plan, plain(model), registry)
+    program = build(resolved, plan, model, values=values, sizes=sizes)
     chosen = settings.run.overlap_publish
     return Engine(
         model,

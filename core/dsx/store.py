@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from dsx.contracts import Store, Tier
+from dsx.contracts import Kind, Span, Store, Tier
 from dsx.errors import DsxError
 
 
@@ -20,36 +20,49 @@ class Router(Store):
         self._tiers: list[Tier] = [*(tier for _, tier in tiers), default]
         self._homes: dict[tuple[str, str], Tier] = {}
         self._names: dict[str, list[str]] = {}
+        self._kinds: dict[tuple[str, str], Kind] = {}
 
     def create(self, key: str, name: str, tensor: Tensor) -> None:
-        tier = next(tier for tier in self._tiers if tier.claims(name, resident=False))
+        kind = Kind(tensor.numel(), tensor.dtype)
+        tier = next(tier for tier in self._tiers if tier.claims(name, kind.bytes))
         self._homes[key, name] = tier
+        self._kinds[key, name] = kind
         self._names.setdefault(key, []).append(name)
         tier.create(key, name, tensor)
 
     def names(self, key: str) -> Sequence[str]:
         return self._names.get(key, ())
 
-    def prefetch(self, key: str, read: Sequence[str]) -> None:
+    def kind(self, key: str, name: str) -> Kind:
+        return self._kinds[key, name]
+
+    def grain(self, key: str) -> int | None:
+        grains = (tier.grain(key) for tier, _ in self._by_tier(key, self.names(key)))
+        return min((grain for grain in grains if grain is not None), default=None)
+
+    def prefetch(self, key: str, read: Sequence[str], span: Span | None = None) -> None:
         for tier, names in self._by_tier(key, read):
-            tier.prefetch(key, names)
+            tier.prefetch(key, names, span)
 
     def fetch(
-        self, key: str, read: Sequence[str] = (), write: Sequence[str] = (), into: Tensor | None = None
+        self,
+        key: str,
+        read: Sequence[str] = (),
+        write: Sequence[str] = (),
+        into: Tensor | None = None,
+        span: Span | None = None,
     ) -> dict[str, Tensor]:
         if into is not None:
-            return self._homes[key, read[0]].fetch(key, read, into=into)
+            return self._homes[key, read[0]].fetch(key, read, into=into, span=span)
         borrowed: dict[str, Tensor] = {}
         for tier, names in self._by_tier(key, [*read, *write]):
-            borrowed |= tier.fetch(key, [n for n in names if n in read], [n for n in names if n in write])
+            mine = [n for n in names if n in read], [n for n in names if n in write]
+            borrowed |= tier.fetch(key, *mine, span=span)
         return borrowed
 
-    def put(self, key: str, dirty: Sequence[str]) -> None:
-        for tier, names in self._by_tier(key, self.names(key)):
-            tier.put(key, [name for name in names if name in dirty])
-
-    def add(self, key: str, name: str, tensor: Tensor, first: bool) -> None:
-        self._homes[key, name].add(key, name, tensor, first)
+    def put(self, key: str, dirty: Sequence[str] = (), clean: Sequence[str] = ()) -> None:
+        for tier, names in self._by_tier(key, [*dirty, *clean]):
+            tier.put(key, [n for n in names if n in dirty], [n for n in names if n in clean])
 
     def drain(self) -> None:
         for tier in self._tiers:
@@ -68,21 +81,34 @@ class Router(Store):
         return held
 
     def places(self) -> dict[tuple[str, str], int]:
-        """Bytes held, by (where, state name)."""
+        """Bytes held, by (where, state name); what tiers hold besides as `buffer` on the host."""
         held: Counter[tuple[str, str]] = Counter()
         for tier in self._tiers:
             held.update({(tier.place, name): count for name, count in tier.bytes().items()})
+            if count := tier.buffers():
+                held["host", "buffer"] += count
         return dict(held)
 
+    @property
+    def claimants(self) -> Sequence[tuple[str, Tier]]:
+        """Tiers with the plugins that made them."""
+        return self._claimants
+
+    def reserve(self, sizes: Sequence[int]) -> None:
+        """Let each of `claimants` take the space for its states."""
+        for (_, tier), size in zip(self._claimants, sizes, strict=True):
+            tier.reserve(size)
+
     def refuse_idle_claims(self) -> None:
-        """A tier that holds nothing was named for nothing: `DsxError`."""
+        """A tier that holds nothing, or not what it was told to, was named for nothing: `DsxError`."""
         used = {id(tier) for tier in self._homes.values()}
         for plugin, tier in self._claimants:
-            if id(tier) not in used:
+            why = tier.idle()
+            if why or id(tier) not in used:
                 raise DsxError(
-                    f"'{plugin}' claims states that this run does not have",
+                    f"'{plugin}' {why}" if why else f"'{plugin}' claims states that this run does not have",
                     where="[partition]",
-                    found=f"states in this run: {', '.join(sorted({name for _, name in self._homes}))}",
+                    found=f"states in this run: {', '.join(sorted({name for _, name in self._homes})) or 'none'}",
                     remedy=f"change its `states`, or remove '{plugin}'",
                 )
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from dsx.contracts import Ballot, Bucket, Flat, Handle, Reductions, Scope, Shard, fill_buckets
+from dsx.contracts import Ballot, Bucket, Flat, Handle, Reductions, Scope, Shard, Span, fill_buckets
 from dsx.plugin import Context
 
 
@@ -42,8 +42,8 @@ class Gradients(ABC):
         """The window's gradients are final."""
 
     @abstractmethod
-    def of(self, shard: Shard) -> Tensor:
-        """The final gradient [stop - start], borrowed until `reset`."""
+    def of(self, shard: Shard, span: Span | None = None) -> Tensor:
+        """The final gradient [stop - start] or a part of it, borrowed until it is asked for again, or `reset`."""
 
     @abstractmethod
     def reset(self) -> None:
@@ -92,6 +92,6 @@ class Gradients(ABC):
         handle.wait()
         self._add(bucket, part)
 
-    def _ballot(self, gradients: Iterable[Tensor]) -> Ballot:
-        squares = [self._guard.squares(gradient).double() for gradient in gradients]
-        return Ballot(torch.stack(squares).sum(), self.reductions.used(), self.reductions.words())
+    def _ballot(self, squares: Iterable[Tensor]) -> Ballot:
+        total = torch.stack([number.double() for number in squares]).sum()
+        return Ballot(total, self.reductions.used(), self.reductions.words())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor, nn
 
-from dsx.contracts import Ballot, Flat, Layout, Scope, Shard, State, Unit, logical_state
+from dsx.contracts import Ballot, Flat, Layout, Scope, Shard, Span, State, Unit, logical_state
 from dsx.plugin import Context
 from dsx_zero.gradients import Gradients
 
@@ -42,8 +42,8 @@ class Sharded(Layout):
     def agreed(self, used: Sequence[bool], words: Sequence[float]) -> bool:
         return self.gradients.agreed(used, words)
 
-    def gradient_of(self, shard: Shard) -> Tensor:
-        return self.gradients.of(shard)
+    def gradient_of(self, shard: Shard, span: Span | None = None) -> Tensor:
+        return self.gradients.of(shard, span)
 
     def take(self, shard: Shard) -> Tensor:
         return self.gradients.of(shard).clone()
@@ -71,4 +71,4 @@ class Sharded(Layout):
         state, held = self._states.get(name, State(name)), self._store.fetch(flat.key, [name])[name]
         parted = state.scope != "rank"
         yield from logical_state(flat, state, held, self._transport, block=self._block, parted=parted)
-        self._store.put(flat.key, [])
+        self._store.put(flat.key, clean=[name])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from dsx.contracts import Ballot, Bucket, Flat, Handle, Scope, Shard
+from dsx.contracts import Ballot, Bucket, Flat, Handle, Scope, Shard, Span
 from dsx.plugin import Context
 from dsx_zero.gradients import Gradients
 
@@ -31,7 +31,8 @@ class ShardedGradients(Gradients):
         self._flight: deque[Flying] = deque()
         self._filled: set[str] = set()
         self._lent: set[str] = set()
-        self._sending, self._owing = True, False
+        self._squares: dict[str, Tensor] = {}
+        self._sending, self._owing, self._boundary = True, False, False
         super().__init__(ctx, shards)
         self._dtypes = {bucket.slots[0].flat.key: bucket.dtype for bucket in self.reductions.buckets}
 
@@ -60,9 +61,10 @@ class ShardedGradients(Gradients):
         grad = self._store.fetch(key, [], ["grad"])["grad"]
         whole = bucket.complete()
         handle = self._transport.reduce_scatter(grad, whole, "mean", channel="reduce", purpose="reduce")
-        return bucket, handle, lambda: self._store.put(key, ["grad"])
+        return bucket, handle, lambda: self._keep(key, grad)
 
     def _another(self, bucket: Bucket) -> Flying:
+        self._store.prefetch(self._key(bucket), ["grad"])
         part, handle = self._reduce(bucket.complete())
         return bucket, handle, lambda: self._add(bucket, part)
 
@@ -82,11 +84,20 @@ class ShardedGradients(Gradients):
 
     def _add(self, bucket: Bucket, part: Tensor) -> None:
         key = self._key(bucket)
-        self._store.add(key, "grad", part, first=key not in self._filled)
+        filled = key in self._filled
+        grad = self._store.fetch(key, *((["grad"], []) if filled else ([], ["grad"])))["grad"]
+        _ = grad.add_(part) if filled else grad.copy_(part)
         self._filled.add(key)
+        self._keep(key, grad)
+
+    def _keep(self, key: str, grad: Tensor) -> None:
+        """Inspect a gradient while it is at hand, if it may be the final one, and let it go to where it rests."""
+        if self._boundary:
+            self._squares[key] = self._guard.squares(grad)
+        self._store.put(key, dirty=["grad"])
 
     def begin(self, boundary: bool, scope: Scope, sync: bool) -> None:
-        self._scope, self._sending = scope, sync
+        self._scope, self._sending, self._boundary = scope, sync, boundary
         self.reductions.begin(sync)
 
     def end(self) -> None:
@@ -106,17 +117,23 @@ class ShardedGradients(Gradients):
             self._reduce_all()
         self.reductions.mend()
         self.reductions.share_order(self._device)
-        ballot = self._ballot(self.of(shard) for shard in self._shards)
-        self._give_back()
-        return ballot
+        return self._ballot(self._squares_of(shard) for shard in self._shards)
 
-    def of(self, shard: Shard) -> Tensor:
+    def _squares_of(self, shard: Shard) -> Tensor:
+        if shard.key not in self._squares:  # the window was closed early
+            self._squares[shard.key] = self._guard.squares(self.of(shard))
+            self._give_back()
+        return self._squares[shard.key]
+
+    def of(self, shard: Shard, span: Span | None = None) -> Tensor:
+        if shard.key in self._lent:
+            self._store.put(shard.key, clean=["grad"])
         self._lent.add(shard.key)
-        return self._store.fetch(shard.key, ["grad"])["grad"]
+        return self._store.fetch(shard.key, ["grad"], span=span)["grad"]
 
     def _give_back(self) -> None:
         for key in self._lent:
-            self._store.put(key, [])
+            self._store.put(key, clean=["grad"])
         self._lent.clear()
 
     def bytes(self) -> Mapping[str, int]:
@@ -126,4 +143,5 @@ class ShardedGradients(Gradients):
     def reset(self) -> None:
         self._give_back()
         self._filled.clear()
+        self._squares.clear()
         self.reductions.reset()

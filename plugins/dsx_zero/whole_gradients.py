@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from dsx.contracts import Ballot, Bucket, Handle, Scope, Shard
+from dsx.contracts import Ballot, Bucket, Handle, Scope, Shard, Span
 from dsx.plugin import Context
 from dsx_zero.gradients import Gradients
 
@@ -46,17 +46,18 @@ class WholeGradients(Gradients):
             handle.wait()
         self._handles.clear()
         self.reductions.share_order(self._device)
-        return self._ballot(self.of(shard) for shard in self._shards)
+        return self._ballot(self._guard.squares(self.of(shard)) for shard in self._shards)
 
     def _local_ballot(self) -> Ballot:
         """The mean over ranks of their own squares: an upper bound of the average's."""
         for bucket in self.reductions.buckets:
             bucket.complete()
-        ballot = self._ballot(bucket.memory() for bucket in self.reductions.buckets)
+        ballot = self._ballot(self._guard.squares(bucket.memory()) for bucket in self.reductions.buckets)
         return Ballot(ballot.squares / self._world, ballot.used, ballot.words * 0)
 
-    def of(self, shard: Shard) -> Tensor:
-        return self.reductions.slot(shard.key).whole[shard.start : shard.stop]
+    def of(self, shard: Shard, span: Span | None = None) -> Tensor:
+        start, stop = span or (0, shard.stop - shard.start)
+        return self.reductions.slot(shard.key).whole[shard.start + start : shard.start + stop]
 
     def reset(self) -> None:
         self.reductions.reset()

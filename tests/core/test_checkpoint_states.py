@@ -183,7 +183,7 @@ def mark(engine: dsx.Engine, value: float) -> None:
         held = store.fetch(shard.key, [f"rank_{shape}" for shape in SHAPES])
         for tensor in held.values():
             tensor.fill_(value)
-        store.put(shard.key, list(held))
+        store.put(shard.key, dirty=list(held))
 
 
 def save_marked(layout: str, path: str, resize: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsx.contracts import Tier
+from dsx.contracts import Kind, Span, Tier
 from dsx.errors import DsxError
 from dsx.store import Router
 
@@ -20,20 +20,25 @@ class Noting(Tier):
         super().__init__()
         self.claimed, self.asked = claimed, list[tuple[object, ...]]()
 
-    def claims(self, name: str, resident: bool) -> bool:
+    def claims(self, name: str, size: int) -> bool:
         return name in self.claimed
 
-    def prefetch(self, key: str, read: Sequence[str]) -> None:
-        self.asked.append(("prefetch", key, list(read)))
+    def prefetch(self, key: str, read: Sequence[str], span: Span | None = None) -> None:
+        self.asked.append(("prefetch", key, list(read), span))
 
     def fetch(
-        self, key: str, read: Sequence[str] = (), write: Sequence[str] = (), into: Tensor | None = None
+        self,
+        key: str,
+        read: Sequence[str] = (),
+        write: Sequence[str] = (),
+        into: Tensor | None = None,
+        span: Span | None = None,
     ) -> dict[str, Tensor]:
-        self.asked.append(("fetch", key, list(read), list(write), into is not None))
-        return super().fetch(key, read, write, into)
+        self.asked.append(("fetch", key, list(read), list(write), into is not None, span))
+        return super().fetch(key, read, write, into, span)
 
-    def put(self, key: str, dirty: Sequence[str]) -> None:
-        self.asked.append(("put", key, list(dirty)))
+    def put(self, key: str, dirty: Sequence[str] = (), clean: Sequence[str] = ()) -> None:
+        self.asked.append(("put", key, list(dirty), list(clean)))
 
     def drain(self) -> None:
         self.asked.append(("drain",))
@@ -77,14 +82,14 @@ def test_fetch_asks_each_tier_once_for_its_own(store: Router, tiers: tuple[Notin
         "exp_avg_sq": 2,
         "param": 3,
     }
-    assert disk.asked == [("fetch", "a", ["exp_avg"], ["exp_avg_sq"], False)]
-    assert host.asked == [("fetch", "a", ["master"], [], False)]
+    assert disk.asked == [("fetch", "a", ["exp_avg"], ["exp_avg_sq"], False, None)]
+    assert host.asked == [("fetch", "a", ["master"], [], False, None)]
 
 
 def test_what_is_only_written_is_not_read(store: Router, tiers: tuple[Noting, Noting, Tier]) -> None:
     disk, host, _ = tiers
     assert list(store.fetch("a", write=["exp_avg"])) == ["exp_avg"]
-    assert disk.asked == [("fetch", "a", [], ["exp_avg"], False)]
+    assert disk.asked == [("fetch", "a", [], ["exp_avg"], False, None)]
     assert host.asked == []
 
 
@@ -92,7 +97,7 @@ def test_fetch_into_fills_and_lends_nothing(store: Router, tiers: tuple[Noting, 
     buffer = torch.zeros(4)[1:]
     assert store.fetch("a", ["exp_avg_sq"], into=buffer) == {}
     assert buffer.tolist() == [2, 2, 2]
-    assert tiers[0].asked == [("fetch", "a", ["exp_avg_sq"], [], True)]
+    assert tiers[0].asked == [("fetch", "a", ["exp_avg_sq"], [], True, None)]
 
 
 def test_what_is_fetched_is_the_state_itself(store: Router) -> None:
@@ -106,16 +111,23 @@ def test_prefetch_and_put_reach_the_tiers_that_hold_something(
 ) -> None:
     disk, host, _ = tiers
     store.prefetch("a", ["exp_avg_sq", "exp_avg"])
-    store.put("a", ["exp_avg"])
-    store.put("b", [])
-    assert disk.asked == [("prefetch", "a", ["exp_avg_sq", "exp_avg"]), ("put", "a", ["exp_avg"]), ("put", "b", [])]
-    assert host.asked == [("put", "a", [])]
+    store.put("a", dirty=["exp_avg"], clean=["exp_avg_sq", "param"])
+    assert disk.asked == [
+        ("prefetch", "a", ["exp_avg_sq", "exp_avg"], None),
+        ("put", "a", ["exp_avg"], ["exp_avg_sq"]),
+    ]
+    assert host.asked == []
 
 
-def test_add_replaces_first_and_then_adds(store: Router) -> None:
-    store.add("a", "master", torch.ones(3), first=True)
-    store.add("a", "master", torch.full((3,), 2.0), first=False)
-    assert store.fetch("a", ["master"])["master"].tolist() == [3, 3, 3]
+def test_a_part_of_a_state_can_be_borrowed(store: Router) -> None:
+    store.fetch("a", ["param"], span=(1, 2))["param"].fill_(9)
+    store.put("a", dirty=["param"])
+    assert store.fetch("a", ["param"])["param"].tolist() == [3, 9, 3]
+
+
+def test_what_a_state_is_like(store: Router) -> None:
+    assert store.kind("b", "exp_avg") == Kind(5, torch.float32)
+    assert store.kind("b", "exp_avg").bytes == 20
 
 
 def test_bytes_are_counted_over_all_tiers(store: Router) -> None:

@@ -154,7 +154,7 @@ def one_row(stage: str) -> tuple[float, tuple[int, ...]]:
         states |= {} if target is None else {"param": target}
         outside = ~inside[shard.start : shard.stop]
         padding += sum(state[outside].abs().sum().item() for state in states.values())
-        engine.program.store.put(shard.key, [])
+        engine.program.store.put(shard.key, clean=names)
     return padding, tuple(dict(engine.weights())["rows"].shape)
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dsx.checkpoint.folder import Snapshot, snapshot, write
+from dsx.checkpoint.lent import Values
 from dsx.checkpoint.slices import Slice
 from dsx.engine import Engine
 from dsx.errors import CheckpointError
@@ -42,7 +43,11 @@ class Background:
         roll_call(self._engine.program.transport, f"saving '{path}'", WAIT_S)
         self.wait()
         with snapshot(self._engine, extra) as taken:
-            copy = Snapshot({name: _copied(tensor) for name, tensor in taken.tensors.items()}, taken.info)
+            copies = {}
+            for name, tensor in taken.tensors.items():
+                copies[name] = _copied(tensor)
+                taken.give_back()
+            copy = Snapshot(copies, taken.info)
         self._thread = threading.Thread(target=self._run, args=(copy, path, done), name="dsx-checkpoint", daemon=True)
         self._thread.start()
 
@@ -80,5 +85,5 @@ class Background:
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     """In host memory, and nobody else's."""
     if isinstance(tensor, Slice):
-        return Slice(tensor.held.to("cpu", copy=True), tensor.start, tensor.shape)
+        return Slice(Values(tensor.held.tensor().to("cpu", copy=True)), tensor.start, tensor.shape)
     return tensor.to("cpu", copy=True)

@@ -11,6 +11,7 @@ from attrs import frozen
 from torch import Tensor
 
 from dsx.checkpoint.description import firsts, persistent_buffers
+from dsx.checkpoint.lent import Loans, Values, of_state
 from dsx.checkpoint.slices import Slice
 from dsx.contracts import Flat, Segment, Shard, State, grid
 from dsx.engine import Engine
@@ -47,14 +48,18 @@ def own_key(rank: int, state: str, name: str) -> str:
 
 
 class Content:
-    """The tensors of an engine, borrowed from its store until `release`."""
+    """The tensors of an engine; what is read or written of them is borrowed from its store until `give_back`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._layout, self._store = engine.program.layout, engine.program.store
         self._rank, self._world = engine.program.transport.rank, engine.program.transport.world
         self._shards = {shard.flat: shard for shard in self._layout.shards}
-        self._borrowed: list[str] = []
+        self._loans = Loans(self._store)
+
+    def give_back(self, changed: bool) -> None:
+        """Everything that is borrowed now."""
+        self._loans.give_back(changed)
 
     def entries(self) -> Iterator[Entry]:
         """Every weight and state of every parameter, in the order of the model's units."""
@@ -66,19 +71,15 @@ class Content:
     def _frozen(self, flat: Flat) -> Iterator[Entry]:
         held, part = self._layout.resting(flat), flat.part(self._rank, self._world)
         if held is not None:
-            yield from self._elements("weight", flat.segments, held, 0, part)
+            yield from self._elements("weight", flat.segments, Values(held), 0, part)
         else:
-            param = self._store.fetch(flat.key, ["param"])["param"]
-            self._borrowed.append(flat.key)
+            param = of_state(self._loans, flat.key, "param")
             yield from self._elements("weight", flat.segments, param, part[0], part)
 
     def _trained(self, flat: Flat, shard: Shard) -> Iterator[Entry]:
-        tensors = self._store.fetch(flat.key, list(self._store.names(flat.key)))
-        self._borrowed.append(flat.key)
-        weights = self._authoritative(shard, tensors)
-        yield from self._elements("weight", flat.segments, weights, shard.start, shard.owned)
+        yield from self._elements("weight", flat.segments, self._authoritative(shard), shard.start, shard.owned)
         for state in self._engine.program.rule.states:
-            held, part = tensors[state.name], flat.part(self._rank, self._world)
+            held, part = of_state(self._loans, flat.key, state.name), flat.part(self._rank, self._world)
             if state.scope == "rank":
                 yield from self._own(flat, state, held)
             elif state.scope == "chunk":
@@ -86,13 +87,13 @@ class Content:
             else:
                 yield from self._shared(flat, state, held, shard.start, shard.owned)
 
-    def _authoritative(self, shard: Shard, tensors: Mapping[str, Tensor]) -> Tensor:
-        if "master" in tensors:
-            return tensors["master"]
+    def _authoritative(self, shard: Shard) -> Values:
+        if "master" in self._store.names(shard.key):
+            return of_state(self._loans, shard.key, "master")
         target = self._layout.target(shard)
-        return tensors["param"] if target is None else target
+        return of_state(self._loans, shard.key, "param") if target is None else Values(target)
 
-    def _shared(self, flat: Flat, state: State, held: Tensor, start: int, owned: tuple[int, int]) -> Iterator[Entry]:
+    def _shared(self, flat: Flat, state: State, held: Values, start: int, owned: tuple[int, int]) -> Iterator[Entry]:
         """Entries of a state that is one logical tensor over all ranks; `held` begins at element `start`."""
         if state.shape == "segment":
             yield from self._numbers(flat, state, held, owned)
@@ -102,33 +103,33 @@ class Content:
         yield from self._elements(state.name, segments, held, start // step, owned)
 
     def _elements(
-        self, name: str, segments: Sequence[Segment], held: Tensor, start: int, owned: tuple[int, int]
+        self, name: str, segments: Sequence[Segment], held: Values, start: int, owned: tuple[int, int]
     ) -> Iterator[Entry]:
         """Entries of a state with one number for each element; `held` begins at `start` of the flat parameter."""
-        stop = start + held.numel()
+        stop = start + held.size
         for segment in segments:
             saves = _slice(segment, held, start, max(owned[0], start), min(owned[1], stop))
             if segment.start == segment.stop:
-                empty = _slice(segment, held, start, segment.start, segment.stop, always=True)
+                empty = Slice(Values(torch.empty(0, dtype=held.dtype)), 0, segment.shape)
                 yield Entry(name, segment.name, empty if self._rank == 0 else None, empty)
             else:
                 yield Entry(name, segment.name, saves, _slice(segment, held, start, start, stop))
 
-    def _numbers(self, flat: Flat, state: State, held: Tensor, owned: tuple[int, int]) -> Iterator[Entry]:
+    def _numbers(self, flat: Flat, state: State, held: Values, owned: tuple[int, int]) -> Iterator[Entry]:
         """Entries of a state with one number for each parameter; saved by whoever owns its first element."""
         for number, segment in enumerate(flat.segments):
-            one = Slice(held[number : number + 1], 0, torch.Size(()))
+            one = Slice(held.part(number, number + 1), 0, torch.Size(()))
             mine = owned[0] <= segment.start < owned[1] if segment.start < segment.stop else self._rank == 0
             yield Entry(state.name, segment.name, one if mine else None, one)
 
-    def _own(self, flat: Flat, state: State, held: Tensor) -> Iterator[Entry]:
+    def _own(self, flat: Flat, state: State, held: Values) -> Iterator[Entry]:
         """Entries of a state that this rank has for itself, over whole parameters."""
         _, segments = self._grid(flat, state)
         for number, segment in enumerate(segments):
             if state.shape == "segment":
-                whole = Slice(held[number : number + 1], 0, torch.Size(()))
+                whole = Slice(held.part(number, number + 1), 0, torch.Size(()))
             else:
-                whole = Slice(held[segment.start : segment.stop], 0, segment.shape)
+                whole = Slice(held.part(segment.start, segment.stop), 0, segment.shape)
             yield Entry(state.name, segment.name, whole, whole, self._rank, state.resize)
 
     def _grid(self, flat: Flat, state: State) -> tuple[int, Sequence[Segment]]:
@@ -141,19 +142,18 @@ class Content:
     def restored(self) -> None:
         """Derive the parameters from the weights that were read, and bring them to whoever needs them."""
         for shard in self._layout.shards:
-            tensors = self._store.fetch(shard.key, list(self._store.names(shard.key)))
-            target = self._layout.target(shard)
-            param = tensors["param"] if target is None else target
-            param.copy_(self._authoritative(shard, tensors))
-            self._store.put(shard.key, list(self._store.names(shard.key)))
+            if "master" in self._store.names(shard.key):
+                self._derive(shard)
             self._layout.publish(shard)
         self._layout.settle()
 
-    def release(self, changed: bool) -> None:
-        """Give everything back."""
-        for key in self._borrowed:
-            self._store.put(key, list(self._store.names(key)) if changed else [])
-        self._borrowed = []
+    def _derive(self, shard: Shard) -> None:
+        weight, target = of_state(self._loans, shard.key, "master"), self._layout.target(shard)
+        param = of_state(self._loans, shard.key, "param") if target is None else Values(target)
+        for start, stop in _pieces(weight.size, self._store.grain(shard.key)):
+            with param.part(start, stop).changing() as here:
+                here.copy_(weight.part(start, stop).tensor())
+            self._loans.give_back(changed=False)
 
     def buffers(self) -> dict[str, Tensor]:
         """Persistent buffers; they are local, and rank 0's are the ones saved."""
@@ -161,12 +161,19 @@ class Content:
         return {f"buffer/{name}": buffer.data for name, buffer in found.items()}
 
 
-def _slice(segment: Segment, held: Tensor, start: int, low: int, high: int, always: bool = False) -> Slice | None:
+def _slice(segment: Segment, held: Values, start: int, low: int, high: int) -> Slice | None:
     """The part of a parameter within [low, high) of the flat parameter; None if there is none."""
     low, high = max(segment.start, low), min(segment.stop, high)
-    if low >= high and not always:
+    if low >= high:
         return None
-    return Slice(held[low - start : max(low, high) - start], low - segment.start, segment.shape)
+    return Slice(held.part(low - start, high - start), low - segment.start, segment.shape)
+
+
+def _pieces(size: int, grain: int | None) -> Iterator[tuple[int, int]]:
+    """Spans of a state of `size` elements."""
+    each = grain or max(size, 1)
+    for start in range(0, size, each):
+        yield start, min(start + each, size)
 
 
 def numbers(engine: Engine) -> dict[str, Any]:

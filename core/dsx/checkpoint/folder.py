@@ -12,7 +12,7 @@ import json
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,12 @@ from dsx.checkpoint.disk import replace_folder, sync_folder, write_synced
 from dsx.checkpoint.info import FORMAT, INFO, canonical, digest, read_info
 from dsx.checkpoint.resize import read_means
 from dsx.checkpoint.storage import METADATA, Reader, Writer, read_sums, sums_name
-from dsx.checkpoint.together import together
 from dsx.checkpoint.wanted import Wanted
 from dsx.contracts import Transport
 from dsx.engine import Engine
 from dsx.errors import CheckpointError
 from dsx.roll_call import ROLL_CALL_S, roll_call
+from dsx.together import together
 
 _FULL = 1 << 20
 
@@ -59,12 +59,14 @@ class Loaded:
 class Snapshot:
     """What a rank writes.
 
-    tensors  by name; slices of the engine's own, or copies of them
-    info     what is no tensor, the same on all ranks
+    tensors    by name; slices of the engine's own, or copies of them
+    info       what is no tensor, the same on all ranks
+    give_back  to be called when what was read of a slice is not needed any more
     """
 
     tensors: Mapping[str, Any]
     info: Mapping[str, Any]
+    give_back: Callable[[], None] = lambda: None
 
 
 def save(
@@ -102,9 +104,9 @@ def snapshot(
         tensors |= {f"rank/{transport.rank}/{name}": tensor for name, tensor in {**states, **(local or {})}.items()}
         model = describe_model(engine.model)
         info = {"world": transport.world, "engine": numbers(engine), "model": model, "extra": dict(extra or {})}
-        yield Snapshot(tensors, info)
+        yield Snapshot(tensors, info, lambda: content.give_back(changed=False))
     finally:
-        content.release(changed=False)
+        content.give_back(changed=False)
 
 
 def write(
@@ -117,7 +119,7 @@ def write(
     first, temporary = transport.rank == 0, path.with_name(f"{path.name}.tmp")
     try:
         together(transport, device, lambda: _make(temporary) if first else None)
-        together(transport, device, lambda: _write(taken.tensors, temporary, transport, group))
+        together(transport, device, lambda: _write(taken, temporary, transport, group))
         together(transport, device, lambda: _publish(temporary, path, taken.info) if first else None)
     except CheckpointError:
         if first:
@@ -138,10 +140,10 @@ def load(engine: Engine, path: Path, timeout_s: float = ROLL_CALL_S) -> Loaded:
     try:
         info = together(transport, device, lambda: read_info(path))
         plan = together(transport, device, lambda: Wanted(engine, content, path, info["world"]))
-        together(transport, device, lambda: _read(plan.tensors, path, info, transport.world))
+        together(transport, device, lambda: _read(plan.tensors, path, info, transport.world, content))
         read_means(plan.means, path, transport, device)
     finally:
-        content.release(changed=True)
+        content.give_back(changed=True)
     content.restored()
     restore_numbers(engine, info["engine"])
     prefix = f"rank/{transport.rank}/"
@@ -168,14 +170,14 @@ def _make(temporary: Path) -> None:
         raise CheckpointError(f"'{temporary}' cannot be made: {error.strerror}") from error
 
 
-def _write(tensors: Mapping[str, Any], folder: Path, transport: Transport, group: dist.ProcessGroup | None) -> None:
+def _write(taken: Snapshot, folder: Path, transport: Transport, group: dist.ProcessGroup | None) -> None:
     from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 
     try:
         with _quiet():
             write_tensors(
-                dict(tensors),
-                storage_writer=Writer(folder, transport.rank),
+                dict(taken.tensors),
+                storage_writer=Writer(folder, transport.rank, taken.give_back),
                 process_group=group,
                 no_dist=transport.world == 1,
             )
@@ -188,12 +190,13 @@ def _write(tensors: Mapping[str, Any], folder: Path, transport: Transport, group
         raise _own(error, what) from error
 
 
-def _read(tensors: Mapping[str, Any], folder: Path, info: Mapping[str, Any], world: int) -> None:
+def _read(tensors: Mapping[str, Any], folder: Path, info: Mapping[str, Any], world: int, content: Content) -> None:
     from torch.distributed.checkpoint.state_dict_loader import load as read
 
+    reader = Reader(folder, read_sums(folder, info["world"]), lambda: content.give_back(changed=True))
     try:
         with _quiet():
-            read(dict(tensors), storage_reader=Reader(folder, read_sums(folder, info["world"])), no_dist=world == 1)
+            read(dict(tensors), storage_reader=reader, no_dist=world == 1)
     except (Exception, CheckpointException) as error:
         raise _own(error, "the checkpoint cannot be read") from error
 

@@ -9,8 +9,8 @@ import torch
 
 from dsx.checkpoint.archive import Archive
 from dsx.checkpoint.content import Entry, own_key
-from dsx.checkpoint.together import together
 from dsx.contracts import Transport
+from dsx.together import together
 
 
 def read_means(entries: Sequence[Entry], path: Path, transport: Transport, device: torch.device) -> None:
@@ -23,9 +23,10 @@ def read_means(entries: Sequence[Entry], path: Path, transport: Transport, devic
     together(transport, device, lambda: _fill(mine, path))
     for number, entry in enumerate(entries):
         assert entry.held is not None
-        if entry.held.held.numel():
+        if entry.held.held.size:
             root = number % transport.world
-            transport.broadcast(entry.held.held, root, channel="admin", purpose="state").wait()
+            with entry.held.held.changing() as values:
+                transport.broadcast(values, root, channel="admin", purpose="state").wait()
 
 
 def _fill(entries: Sequence[Entry], path: Path) -> None:
@@ -35,8 +36,9 @@ def _fill(entries: Sequence[Entry], path: Path) -> None:
     for entry in entries:
         assert entry.held is not None
         held, world = entry.held.held, archive.info["world"]
-        total = torch.zeros(held.numel(), dtype=torch.promote_types(held.dtype, torch.float32))
+        total = torch.zeros(held.size, dtype=torch.promote_types(held.dtype, torch.float32))
         for rank in range(world):
             for start, piece in archive.read(own_key(rank, entry.state, entry.name)):
                 total[start : start + piece.numel()].add_(piece)
-        held.copy_(total.div_(world))
+        with held.changing() as values:
+            values.copy_(total.div_(world))

@@ -10,29 +10,30 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from dsx.checkpoint.boxes import Box, boxes
+from dsx.checkpoint.lent import Values
 
 
 class Slice(torch.Tensor):
-    """Elements [start, start + len(held)) of a tensor of `shape`, in memory order.
+    """Elements [start, start + held.size) of a tensor of `shape`, in memory order.
 
     It has the shape and dtype of the whole and no values of its own: the planner sees a tensor like any other, and gets
-    rectangles of `held` without a copy.
+    rectangles of `held` without a copy, borrowed until its loans are given back.
     """
 
-    held: Tensor
+    held: Values
     start: int
     chunks: list[Box]
 
     @staticmethod
-    def __new__(cls, held: Tensor, start: int, shape: torch.Size) -> Slice:
+    def __new__(cls, held: Values, start: int, shape: torch.Size) -> Slice:
         made: Slice = torch.Tensor._make_wrapper_subclass(
-            cls, shape, dtype=held.dtype, device=held.device, requires_grad=False
+            cls, shape, dtype=held.dtype, device=torch.device("cpu"), requires_grad=False
         )
         return made
 
-    def __init__(self, held: Tensor, start: int, shape: torch.Size) -> None:
+    def __init__(self, held: Values, start: int, shape: torch.Size) -> None:
         self.held, self.start = held, start
-        self.chunks = boxes(shape, start, start + held.numel())
+        self.chunks = boxes(shape, start, start + held.size)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -43,7 +44,7 @@ class Slice(torch.Tensor):
         raise NotImplementedError(f"{func} of a slice: only its rectangles have values")
 
     def __create_write_items__(self, fqn: str, obj: Any) -> list[WriteItem]:
-        properties = TensorProperties.create_from_tensor(self.held)
+        properties = TensorProperties(dtype=self.held.dtype)
         return [
             WriteItem(
                 index=MetadataIndex(fqn, torch.Size(box.offsets), number),
@@ -58,7 +59,7 @@ class Slice(torch.Tensor):
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
         (box,) = [box for box in self.chunks if torch.Size(box.offsets) == (index.offset or torch.Size(()))]
-        return self.held[box.begin : box.begin + box.numel].view(box.sizes)
+        return self.held.tensor()[box.begin : box.begin + box.numel].view(box.sizes)
 
 
 def _chunk(box: Box) -> ChunkStorageMetadata:

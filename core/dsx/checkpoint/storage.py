@@ -10,7 +10,7 @@ import json
 import os
 import pickle
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,13 @@ class Writer(FileSystemWriter):
     """Writes a rank's items one after the other, and beside them their checksums.
 
     torch's own keeps a copy of every item until the last one is written: a second shard in memory.
+
+    written  is called after each item
     """
 
-    def __init__(self, path: Path, rank: int) -> None:
+    def __init__(self, path: Path, rank: int, written: Callable[[], None]) -> None:
         super().__init__(path, sync_files=True)
-        self._folder, self._rank = path, rank
+        self._folder, self._rank, self._written = path, rank, written
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[Any]:
         name = f"{plan.storage_data.prefix}0{_SUFFIX}"
@@ -76,6 +78,7 @@ class Writer(FileSystemWriter):
                 tensor = planner.resolve_data(item)
                 assert isinstance(tensor, Tensor)
                 length, crc = write_item(tensor, file)
+                self._written()
                 results.append(WriteResult(item.index, length, _StorageInfo(name, offset, length)))
                 sums.append([offset, length, crc])
             file.flush()
@@ -87,11 +90,14 @@ class Writer(FileSystemWriter):
 
 
 class Reader(FileSystemReader):
-    """Reads items piece by piece, and verifies every one that is asked for."""
+    """Reads items piece by piece, and verifies every one that is asked for.
 
-    def __init__(self, path: Path, sums: Sums) -> None:
+    delivered  is called after each item
+    """
+
+    def __init__(self, path: Path, sums: Sums, delivered: Callable[[], None]) -> None:
         super().__init__(path)
-        self._folder, self._sums, self._buffer = path, sums, buffer_for_pieces()
+        self._folder, self._sums, self._buffer, self._delivered = path, sums, buffer_for_pieces(), delivered
         self._metadata: Metadata | None = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -109,6 +115,7 @@ class Reader(FileSystemReader):
         for name, reads in _by_name(wanted).items():
             for item, offsets in items_of(self._folder, self._metadata, name, self._sums):
                 _deliver(item, reads.get(offsets, ()), planner, self._buffer)
+                self._delivered()
         done: Future[None] = Future()
         done.set_result(None)
         return done

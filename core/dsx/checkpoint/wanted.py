@@ -64,7 +64,8 @@ class Wanted:
             raise CheckpointError(f"the checkpoint has no parameter '{entry.name}'", where=str(self._path))
         self._anew[entry.state] = self._anew.get(entry.state, 0) + 1
         if entry.held is not None:
-            entry.held.held.zero_()
+            with entry.held.held.changing() as values:
+                values.zero_()
 
     def _note(self, state: str) -> str:
         if any(key.startswith(own_key(0, state, "")) for key in self._index):

@@ -29,7 +29,7 @@ from dsx.contracts.rule import Groups, Rule, ViewRule
 from dsx.contracts.scaler import Scaler
 from dsx.contracts.schedule import Schedule
 from dsx.contracts.stepper import Stepper
-from dsx.contracts.tier import Store, Tier
+from dsx.contracts.tier import Kind, Span, Store, Tier
 from dsx.contracts.transport import (
     CHANNELS,
     Channel,
@@ -40,6 +40,7 @@ from dsx.contracts.transport import (
     TransportWrapper,
     Wrap,
 )
+from dsx.contracts.walk import Part, Walk
 from dsx.contracts.whole import WholeParameters
 
 CONTRACT = 1
@@ -65,9 +66,11 @@ __all__ = [
     "Handle",
     "Hyper",
     "Job",
+    "Kind",
     "Layout",
     "Observer",
     "Operation",
+    "Part",
     "Piece",
     "Purpose",
     "Reductions",
@@ -82,6 +85,7 @@ __all__ = [
     "Shard",
     "Site",
     "Slot",
+    "Span",
     "State",
     "Stepper",
     "Store",
@@ -90,6 +94,7 @@ __all__ = [
     "TransportWrapper",
     "Unit",
     "ViewRule",
+    "Walk",
     "WholeParameters",
     "Wrap",
     "at_least_fp32",

@@ -11,6 +11,7 @@ from attrs import field, frozen
 from torch import Tensor, nn
 
 from dsx.contracts.data import Flat, Shard, Unit
+from dsx.contracts.tier import Span
 
 Boundary = Literal["enter", "leave", "back", "exit"]
 Scope = Literal["mean", "local"]
@@ -94,8 +95,11 @@ class Layout(Protocol):
         True asks for another `finish` and vote; the answer is the same on all ranks.
         """
 
-    def gradient_of(self, shard: Shard) -> Tensor:
-        """The final gradient [stop - start], borrowed until `reset`; scope local: this rank's own."""
+    def gradient_of(self, shard: Shard, span: Span | None = None) -> Tensor:
+        """The final gradient [stop - start], or a part of it; scope local: this rank's own.
+
+        Borrowed until it is asked for again for the same shard, or `reset`.
+        """
 
     def take(self, shard: Shard) -> Tensor:
         """As `gradient_of`, but the caller keeps it."""

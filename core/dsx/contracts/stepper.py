@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from dsx.contracts.data import Job
@@ -22,3 +23,7 @@ class Stepper(Protocol):
 
     def drain(self) -> None:
         """Finish and publish everything, before anything else reads or writes weights."""
+
+    def bytes(self) -> Mapping[str, int]:
+        """Bytes that it holds now, beside what the store and the layout hold, by what they are."""
+        return {}

@@ -4,14 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
+from attrs import frozen
 from torch import Tensor
+
+Span = tuple[int, int]
+"""Elements [start, stop) of a state."""
+
+
+@frozen
+class Kind:
+    """Size, in elements, and dtype of a state."""
+
+    size: int
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        """What it takes."""
+        return self.size * self.dtype.itemsize
 
 
 class Store:
     """States by (key of a flat parameter, name), as parts see them.
 
-    What `fetch` returns is borrowed until `put`: exactly one borrower, one `put`. Errors of asynchronous writes are
-    raised by the next call on that key and at `drain`.
+    What `fetch` returns is borrowed until `put`, by one borrower; `put` gives back the states that it names and no
+    other, so that a state may be borrowed while another one of the same key is. Errors of asynchronous writes are
+    raised by a later call, at the latest by `drain`. A thread may walk some states while another one walks others.
     """
 
     def create(self, key: str, name: str, tensor: Tensor) -> None:
@@ -22,25 +41,35 @@ class Store:
         """States that exist for `key`, in order of creation."""
         raise NotImplementedError
 
-    def prefetch(self, key: str, read: Sequence[str]) -> None:
+    def kind(self, key: str, name: str) -> Kind:
+        """What a state is like; nothing is brought near for it."""
+        raise NotImplementedError
+
+    def grain(self, key: str) -> int | None:
+        """Elements of a piece in which the states of `key` are best walked; None: all at once."""
+        raise NotImplementedError
+
+    def prefetch(self, key: str, read: Sequence[str], span: Span | None = None) -> None:
         """Start bringing states near; never changes a result."""
         raise NotImplementedError
 
     def fetch(
-        self, key: str, read: Sequence[str] = (), write: Sequence[str] = (), into: Tensor | None = None
+        self,
+        key: str,
+        read: Sequence[str] = (),
+        write: Sequence[str] = (),
+        into: Tensor | None = None,
+        span: Span | None = None,
     ) -> dict[str, Tensor]:
         """Borrow states: those in `read` with their values, those in `write` to be overwritten whole.
 
         into  where the single state named in `read` is to be copied, whatever its alignment; then nothing is borrowed
+        span  of each of them; None: all of it
         """
         raise NotImplementedError
 
-    def put(self, key: str, dirty: Sequence[str]) -> None:
-        """Give back everything borrowed of `key`; states named in `dirty` were changed."""
-        raise NotImplementedError
-
-    def add(self, key: str, name: str, tensor: Tensor, first: bool) -> None:
-        """Add to a state, or with `first` replace it."""
+    def put(self, key: str, dirty: Sequence[str] = (), clean: Sequence[str] = ()) -> None:
+        """Give back what is borrowed of these states of `key`; those in `dirty` were changed."""
         raise NotImplementedError
 
     def drain(self) -> None:
@@ -65,10 +94,26 @@ class Tier(Store):
     def __init__(self) -> None:
         self._tensors: dict[tuple[str, str], Tensor] = {}
 
-    def claims(self, name: str, resident: bool) -> bool:
-        """Whether states called `name` rest here. `resident` ones are held in place by the layout and cannot be
-        claimed."""
+    def claims(self, name: str, size: int) -> bool:
+        """Whether a state called `name`, of `size` bytes, is to rest here: then `create` follows. What the layout holds
+        in place, such as parameters that are whole on every rank, is never offered."""
         return True
+
+    def idle(self) -> str | None:
+        """Asked once every state has its place: why something it was told to claim is not here, in words; None if it
+        all is."""
+        return None
+
+    def room(self) -> int | None:
+        """Bytes free where its states are to rest, for all ranks of this host together; None: nobody can say."""
+        return None
+
+    def footprint(self) -> int:
+        """Bytes that its states take where they rest."""
+        return sum(self.bytes().values())
+
+    def reserve(self, size: int) -> None:
+        """States are about to be created whose footprint is `size`: take the space for them, or raise `DsxError`."""
 
     def create(self, key: str, name: str, tensor: Tensor) -> None:
         self._tensors[key, name] = tensor
@@ -76,24 +121,33 @@ class Tier(Store):
     def names(self, key: str) -> Sequence[str]:
         return [name for owner, name in self._tensors if owner == key]
 
-    def prefetch(self, key: str, read: Sequence[str]) -> None:
+    def kind(self, key: str, name: str) -> Kind:
+        tensor = self._tensors[key, name]
+        return Kind(tensor.numel(), tensor.dtype)
+
+    def grain(self, key: str) -> int | None:
+        return None
+
+    def prefetch(self, key: str, read: Sequence[str], span: Span | None = None) -> None:
         """Nothing is far."""
 
     def fetch(
-        self, key: str, read: Sequence[str] = (), write: Sequence[str] = (), into: Tensor | None = None
+        self,
+        key: str,
+        read: Sequence[str] = (),
+        write: Sequence[str] = (),
+        into: Tensor | None = None,
+        span: Span | None = None,
     ) -> dict[str, Tensor]:
+        part = slice(*span) if span else slice(None)
         if into is not None:
             (name,) = read
-            into.copy_(self._tensors[key, name])
+            into.copy_(self._tensors[key, name][part])
             return {}
-        return {name: self._tensors[key, name] for name in (*read, *write)}
+        return {name: self._tensors[key, name][part] for name in (*read, *write)}
 
-    def put(self, key: str, dirty: Sequence[str]) -> None:
+    def put(self, key: str, dirty: Sequence[str] = (), clean: Sequence[str] = ()) -> None:
         """Changes were made in place."""
-
-    def add(self, key: str, name: str, tensor: Tensor, first: bool) -> None:
-        held = self._tensors[key, name]
-        _ = held.copy_(tensor) if first else held.add_(tensor)
 
     def drain(self) -> None:
         """Nothing is under way."""
@@ -102,8 +156,12 @@ class Tier(Store):
         self._tensors.clear()
 
     def bytes(self) -> Mapping[str, int]:
-        """Bytes held, by state name."""
+        """Bytes of states at rest, by name."""
         held: dict[str, int] = {}
         for (_, name), tensor in self._tensors.items():
             held[name] = held.get(name, 0) + tensor.numel() * tensor.element_size()
         return held
+
+    def buffers(self) -> int:
+        """Bytes of the host's memory that it holds besides, for what is on its way."""
+        return 0

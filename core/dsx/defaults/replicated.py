@@ -16,6 +16,7 @@ from dsx.contracts import (
     Reductions,
     Scope,
     Shard,
+    Span,
     State,
     Unit,
     WholeParameters,
@@ -98,8 +99,9 @@ class Replicated(WholeParameters):
     def agreed(self, used: Sequence[bool], words: Sequence[float]) -> bool:
         return self._reductions.agreed(used, words)
 
-    def gradient_of(self, shard: Shard) -> Tensor:
-        return self._reductions.slot(shard.key).whole
+    def gradient_of(self, shard: Shard, span: Span | None = None) -> Tensor:
+        whole = self._reductions.slot(shard.key).whole
+        return whole[slice(*span)] if span else whole
 
     def take(self, shard: Shard) -> Tensor:
         return self.gradient_of(shard).clone()
@@ -131,4 +133,4 @@ class Replicated(WholeParameters):
             parted = state.scope == "chunk"
             yield from logical_state(flat, state, source, self._transport, block=self._block, parted=parted)
             if inside:
-                self._store.put(flat.key, [])
+                self._store.put(flat.key, clean=[stored])

@@ -87,7 +87,7 @@ def rehearse(
             transport.reset()
             work = _update(engine, forward, ledger, transport, plan.accumulation)
         held = _held(engine)
-        peak = {**ledger.at_peak, ("device", ACTIVATIONS): max(0, ledger.peak - _device(ledger.at_peak))}
+        peak = {**ledger.at_peak, ("device", ACTIVATIONS): max(0, ledger.peak - _in_memory(ledger.at_peak))}
         engine.close()
     return Rehearsal(
         world,
@@ -147,10 +147,13 @@ def _counts(ledger: Ledger, transport: Counting) -> Counter[tuple[str, str]]:
 
 def _held(engine: Engine) -> dict[tuple[str, str], int]:
     """What parts answer for now. Layouts hold theirs on the device."""
-    held = Counter(engine.program.store.places())
-    held.update({("device", name): size for name, size in engine.program.layout.bytes().items()})
+    program = engine.program
+    held = Counter(program.store.places())
+    for holder in (program.layout, program.stepper):
+        held.update({("device", name): size for name, size in holder.bytes().items()})
     return dict(held)
 
 
-def _device(held: Bytes) -> int:
-    return sum(size for (place, _), size in held.items() if place == "device")
+def _in_memory(held: Bytes) -> int:
+    """What of it has tensors: not what is in files."""
+    return sum(size for (place, _), size in held.items() if place in ("device", "host"))

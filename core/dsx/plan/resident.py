@@ -11,6 +11,7 @@ from dsx.plan.rehearsal import ACTIVATIONS, Rehearsal
 class Resident:
     """What a process takes beside its tensors.
 
+    places   whose memory is the process's
     heap     bytes that the allocator takes of the system for each byte of activations: buffers of many sizes that come
              and go leave holes
     runtime  bytes of libraries once they were used, above those of their import
@@ -18,6 +19,7 @@ class Resident:
     groups   bytes more where there are several ranks: threads and buffers of their process groups
     """
 
+    places: tuple[str, ...]
     heap: float
     runtime: int
     narrow: int
@@ -28,9 +30,12 @@ class Resident:
         holes = (self.heap - 1) * found.peak["device", ACTIVATIONS]
         narrow = self.narrow if any("float16" in dtype for dtype in found.work.flops) else 0
         groups = self.groups if found.world > 1 else 0
-        return round(found.on("device") + holes + self.runtime + narrow + groups)
+        return round(sum(found.on(place) for place in self.places) + holes + self.runtime + narrow + groups)
 
 
-RESIDENT = {"cpu": Resident(1.3, 20_000_000, 22_000_000, 4_000_000), "cuda": Resident(1.0, 0, 0, 0)}
+RESIDENT = {
+    "cpu": Resident(("device", "host"), 1.3, 20_000_000, 22_000_000, 4_000_000),
+    "cuda": Resident(("device",), 1.0, 0, 0, 0),
+}
 """By kind of device. Of a CPU: glibc's allocator, torch 2.13 with oneDNN, as measured with GPTs of 0.8, 25 and 60 M
 parameters (tests/bench/plan.py). Of a GPU: tensors alone; its context and its allocator's holes were not measured."""

@@ -9,12 +9,12 @@ import torch
 
 from dsx.checkpoint.info import read_info
 from dsx.checkpoint.series import LATEST, Series
-from dsx.checkpoint.together import together
 from dsx.engine import Engine
 from dsx.errors import CheckpointError
 from dsx.manifest import Manifest
 from dsx.run.data import Batches
 from dsx.run.state import decode, encode
+from dsx.together import together
 
 if TYPE_CHECKING:
     from dsx.checkpoint.background import Background

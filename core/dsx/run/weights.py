@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from dsx.checkpoint.disk import sync_folder, writing
-from dsx.checkpoint.together import together
 from dsx.engine import Engine
+from dsx.together import together
 from dsx.weights.live import model_of, stream
 from dsx.weights.writer import File
 

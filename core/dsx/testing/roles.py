@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsx.contracts import ALIGNMENT, Evaluation, Flat, Job, Piece, Report, RunInfo, Segment, Shard
+from dsx.contracts import ALIGNMENT, Evaluation, Flat, Job, Piece, Report, RunInfo, Segment, Shard, Store
 from dsx.engine import Engine
 
 Check = Callable[[Engine], None]
@@ -163,7 +163,7 @@ def check_dtypes(engine: Engine) -> None:
 
 
 def check_store(engine: Engine) -> None:
-    """What is put is what is fetched; `into` is filled at any alignment; `add` adds or replaces."""
+    """What is put is what is fetched; `into` is filled at any alignment; parts too."""
     store, key = engine.program.store, "check"
     first = torch.arange(101, dtype=torch.float32)
     names = sorted({state.name for state in engine.program.rule.states} or {"exp_avg"})
@@ -175,23 +175,32 @@ def check_store(engine: Engine) -> None:
     _say(all(torch.equal(held[name], first) for name in names), "a state that was created is not what is fetched")
     for tensor in held.values():
         tensor.mul_(2)
-    store.put(key, names)
+    store.put(key, dirty=names)
     store.drain()
     name, room = names[0], torch.full((104,), -1.0)
     _say(store.fetch(key, [name], into=room[1:102]) == {}, "fetch(into=...) lends a tensor besides filling `into`")
     filled = torch.equal(room[1:102], first * 2) and room[102].item() == -1
     _say(filled, "fetch(into=...) does not fill `into` with the state")
-    store.put(key, [])
-    store.add(key, name, first, first=False)
-    _say(torch.equal(store.fetch(key, [name])[name], first * 3), "add() does not add")
-    store.put(key, [])
-    store.add(key, name, first, first=True)
-    _say(torch.equal(store.fetch(key, [name])[name], first), "add(first=True) does not replace")
-    store.put(key, [])
     store.fetch(key, [], [name])[name].fill_(7)
-    store.put(key, [name])
+    store.put(key, dirty=[name])
     _say(bool((store.fetch(key, [name])[name] == 7).all()), "a state that was only written is not kept")
-    store.put(key, [])
+    store.put(key, clean=[name])
+    _check_spans(store, key, name)
+
+
+def _check_spans(store: Store, key: str, name: str) -> None:
+    """Neighbouring parts at any alignment, written and read again while others are on their way."""
+    spans = [(0, 1), (1, 34), (34, 97), (97, 101)]
+    for number, span in enumerate(spans):
+        for following in spans[number + 1 : number + 2]:
+            store.prefetch(key, [name], following)
+        part = store.fetch(key, [name], span=span)[name]
+        _say(part.numel() == span[1] - span[0], f"fetch(span={span}) lends {part.numel()} elements")
+        part.add_(number)
+        store.put(key, dirty=[name])
+    right = torch.cat([torch.full((stop - start,), 7.0 + number) for number, (start, stop) in enumerate(spans)])
+    _say(torch.equal(store.fetch(key, [name])[name], right), "parts of a state that were changed in turn are not kept")
+    store.put(key, clean=[name])
 
 
 def check_layout(engine: Engine) -> None:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from dsx.checkpoint.description import describe_model, firsts, persistent_buffers
 from dsx.checkpoint.items import PIECE
-from dsx.checkpoint.together import together
 from dsx.engine import Engine
 from dsx.roll_call import ROLL_CALL_S, roll_call
+from dsx.together import together
 from dsx.units import plain
 from dsx.weights.folder import Exported, Folder, Model, dtype_of
 from dsx.weights.header import Spec

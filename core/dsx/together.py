@@ -17,10 +17,12 @@ _FIELDS = ("what", "where", "expected", "found", "remedy")
 T = TypeVar("T")
 
 
-def together(transport: Transport, device: torch.device, work: Callable[[], T]) -> T:
+def together(
+    transport: Transport, device: torch.device, work: Callable[[], T], kind: type[DsxError] = CheckpointError
+) -> T:
     """Do `work` on every rank; if it fails on any, every rank raises the error of the first that failed.
 
-    Raises `CheckpointError` with that rank's words; a rank's own exception is its cause there.
+    Raises an error of `kind` with that rank's words; a rank's own exception is its cause there.
     """
     result: T | None = None
     failure: Exception | None = None
@@ -34,7 +36,7 @@ def together(transport: Transport, device: torch.device, work: Callable[[], T]) 
     for rank, row in enumerate(every.view(transport.world, _BYTES).cpu()):
         packed = bytes(row.tolist()).rstrip(b"\0")
         if packed:
-            raise _unpacked(packed, rank, transport.world) from failure
+            raise _unpacked(packed, rank, transport.world, kind) from failure
     return result  # type: ignore[return-value]
 
 
@@ -43,7 +45,7 @@ def _packed(failure: Exception | None) -> bytes:
     if failure is None:
         return b""
     if not isinstance(failure, DsxError):
-        failure = CheckpointError(f"{type(failure).__name__}: {failure}")
+        failure = DsxError(f"{type(failure).__name__}: {failure}")
     texts = {name: str(text) for name in _FIELDS if (text := getattr(failure, name)) is not None}
     packed, room = json.dumps(texts).encode(), 800
     while len(packed) > _BYTES:
@@ -51,8 +53,8 @@ def _packed(failure: Exception | None) -> bytes:
     return packed
 
 
-def _unpacked(packed: bytes, rank: int, world: int) -> CheckpointError:
+def _unpacked(packed: bytes, rank: int, world: int, kind: type[DsxError]) -> DsxError:
     fields: dict[str, str] = json.loads(packed)
     if world > 1:
         fields["where"] = f"{fields['where']}, on rank {rank}" if "where" in fields else f"rank {rank}"
-    return CheckpointError(fields.pop("what"), **fields)
+    return kind(fields.pop("what"), **fields)

@@ -1,0 +1,182 @@
+"""How a stepper walks the shards: piece by piece, what comes next being brought near while a piece is updated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+
+from attrs import frozen
+from torch import Tensor
+
+from dsx.contracts.data import Piece, Shard, State
+from dsx.contracts.layout import Layout
+from dsx.contracts.rule import Rule
+from dsx.contracts.tier import Span, Store
+
+AHEAD = 2
+"""Pieces' worth of elements brought near beyond the one that is updated: one may be on its way while the next is read;
+of small shards, more of them."""
+
+
+@frozen(eq=False)
+class Part:
+    """A piece of the walk.
+
+    names  of its shard's states in the store that a rule sees, the gradient apart
+    last   whether it is its shard's last one
+    """
+
+    piece: Piece
+    names: Sequence[str]
+    last: bool
+
+    @property
+    def span(self) -> Span:
+        """Where it lies in its shard."""
+        begin = self.piece.shard.start
+        return self.piece.start - begin, self.piece.stop - begin
+
+
+Call = Callable[[Piece, Mapping[str, Tensor]], None]
+Target = Callable[[Part], "Tensor | None"]
+
+
+class Walk:
+    """Walks a rule over a layout's shards, in their order.
+
+    Shards whose states are far are cut into pieces of the size that their tiers want: at multiples of the rule's block,
+    between parameters for a rule that takes them whole, not at all for one that communicates.
+    """
+
+    def __init__(self, rule: Rule, layout: Layout, store: Store) -> None:
+        self._rule, self._layout, self._store = rule, layout, store
+        self._states = {state.name: state for state in rule.states}
+
+    @cached_property
+    def parts(self) -> Sequence[Part]:
+        """All pieces; known once every state exists."""
+        return [part for shard in self._layout.shards for part in self._cut(shard)]
+
+    def sweep(
+        self,
+        call: Call,
+        done: Callable[[Shard], None] = lambda shard: None,
+        *,
+        target: Target | None = None,
+        gradient: Callable[[Part], Tensor] | None = None,
+    ) -> None:
+        """Give every piece to `call`, with its states; `done` follows the last piece of a shard.
+
+        target    where the new parameter goes; None: where the layout wants it. Of a part it may be None: into the
+                  store
+        gradient  None: the layout's
+        """
+        target, gradient = target or self._target, gradient or self._gradient
+        parts, near, reach = self.parts, 0, 0
+        for number, part in enumerate(parts):
+            reach = max(0, reach - len(part.piece))
+            near = max(near, number + 1)
+            while near < len(parts) and (near == number + 1 or reach < self._reach):
+                self._bring(parts[near])
+                reach += len(parts[near].piece)
+                near += 1
+            states = self._fetch(part, target(part))
+            states["grad"] = gradient(part)
+            with _together(states) as there:
+                call(part.piece, there)
+            self._store.put(part.piece.shard.key, dirty=part.names)
+            if part.last:
+                done(part.piece.shard)
+
+    @cached_property
+    def _reach(self) -> int:
+        grains = [self._store.grain(shard.key) or 0 for shard in self._layout.shards]
+        return AHEAD * max(grains, default=0)
+
+    def _cut(self, shard: Shard) -> Iterator[Part]:
+        names = [name for name in self._store.names(shard.key) if name != "grad"]
+        stops = list(_stops(shard, self._store.grain(shard.key), self._rule))
+        for start, stop in zip((shard.start, *stops), stops, strict=False):
+            yield Part(Piece(shard, start, stop), names, stop == shard.stop)
+
+    def _target(self, part: Part) -> Tensor | None:
+        whole = self._layout.target(part.piece.shard)
+        return None if whole is None else whole[slice(*part.span)]
+
+    def _gradient(self, part: Part) -> Tensor:
+        return self._layout.gradient_of(part.piece.shard, part.span)
+
+    def _bring(self, part: Part) -> None:
+        key, held = part.piece.shard.key, self._store.names(part.piece.shard.key)
+        grad = ["grad"] if "grad" in held else []
+        for span, names in self._spans(part, [*self._read(part), *grad]):
+            self._store.prefetch(key, names, span)
+
+    def _read(self, part: Part) -> list[str]:
+        """A separate master is read; then the parameter is only written, so it never has to be brought near."""
+        separate = "master" in part.names
+        return [name for name in part.names if not (separate and name == "param")]
+
+    def _fetch(self, part: Part, target: Tensor | None) -> dict[str, Tensor]:
+        read = self._read(part)
+        states: dict[str, Tensor] = {}
+        for span, names in self._spans(part, part.names):
+            kept = [name for name in names if name in read]
+            written = [name for name in names if name not in read]
+            states |= self._store.fetch(part.piece.shard.key, kept, written, span=span)
+        if target is not None:
+            states["param"] = target
+        states.setdefault("master", states["param"])
+        return states
+
+    def _spans(self, part: Part, names: Sequence[str]) -> Iterator[tuple[Span | None, Sequence[str]]]:
+        """Which part of each state belongs to a piece: (span, names), None being all of it."""
+        by_span: dict[Span | None, list[str]] = {}
+        for name in names:
+            by_span.setdefault(self._span(part, self._states.get(name)), []).append(name)
+        yield from by_span.items()
+
+    def _span(self, part: Part, state: State | None) -> Span | None:
+        start, stop = part.span
+        if part.last and start == 0:
+            return None
+        if state is None or (state.scope, state.shape) == ("shard", "element"):
+            return start, stop
+        if (state.scope, state.shape) == ("shard", "block"):
+            return start // self._rule.block, stop // self._rule.block
+        return None
+
+
+@contextmanager
+def _together(states: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
+    """The same on one device, that of the rule's states: what lies elsewhere is brought there, and back."""
+    own = [tensor for name, tensor in states.items() if name not in ("param", "grad")]
+    device = own[0].device
+    if all(tensor.device == device for tensor in states.values()):
+        yield states
+        return
+    moved = {id(tensor): tensor.to(device) for tensor in states.values()}  # master and param may be one
+    there = {name: moved[id(tensor)] for name, tensor in states.items()}
+    yield there
+    for name, tensor in states.items():
+        if name != "grad" and tensor.device != device:
+            tensor.copy_(there[name])
+
+
+def _stops(shard: Shard, grain: int | None, rule: Rule) -> Iterator[int]:
+    """Where the pieces of a shard end, in flat coordinates."""
+    if grain is None or rule.communicates or shard.start == shard.stop:
+        yield shard.stop
+        return
+    if rule.whole:
+        starts = [segment.start for segment in shard.flat.segments if shard.start < segment.start < shard.stop]
+        at = shard.start
+        for here, following in zip(starts, [*starts[1:], shard.stop], strict=True):
+            if following - at > grain:
+                yield here
+                at = here
+    else:
+        each = max(1, grain // rule.block) * rule.block
+        yield from range(shard.start + each, shard.stop, each)
+    yield shard.stop

@@ -1,0 +1,94 @@
+"""Plugin `nvme_offload`: states rest in files (Rajbhandari et al. 2021, ZeRO-Infinity, arXiv 2104.07857)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+from attrs import frozen
+
+from dsx.errors import DsxError
+from dsx.plugin import Context, Descriptor, Fill, Part, hook, positive
+from dsx_kernels.aio import Files, missing
+from dsx_offload.claims import Claims
+from dsx_offload.disk import FileTier
+
+State = Literal["optimizer", "grad", "param"]
+
+
+@frozen(kw_only=True)
+class Options:
+    """`[partition.nvme_offload]`.
+
+    path         folder on a disk, or several, one on each disk, over which states are spread
+    states       what rests there: "optimizer" (masters and the rule's states), "grad" (where the layout shards them),
+                 "param" (where the layout shards them)
+    limit_bytes  the most that a rank puts there; what is beyond it goes to the next tier of `use`, in the end to the
+                 device. None: no limit
+    update       where the optimizer runs: "host", gradients being brought there and new parameters back; "device"
+    piece_bytes  of a state, that are read or written at a time
+    threads      for each folder
+    direct       past the page cache, where the filesystem can; false: through it
+    checksums    compare what is read with what was written; 8 bytes of memory for 4,096 of states
+    """
+
+    path: str | tuple[str, ...]
+    states: tuple[State, ...] = ("optimizer",)
+    limit_bytes: Annotated[int, positive] | None = None
+    update: Literal["host", "device"] = "host"
+    piece_bytes: Annotated[int, positive] = 4 << 20
+    threads: Annotated[int, positive] = 4
+    direct: bool = True
+    checksums: bool = False
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """As a list."""
+        return (self.path,) if isinstance(self.path, str) else self.path
+
+
+descriptor = Descriptor(
+    name="nvme_offload",
+    section="partition",
+    contract=1,
+    options=Options,
+    fills={"tiers": Fill()},
+    summary="states in files on a disk",
+)
+
+
+@hook
+def dsx_partition(options: Options) -> list[Part]:
+    return [Part("tiers", lambda ctx: _build(options, ctx))]
+
+
+def _build(options: Options, ctx: Context) -> FileTier:
+    if (why := missing()) is not None:
+        raise DsxError("'nvme_offload' cannot read and write files", where="[partition.nvme_offload]", found=why)
+    if not options.paths or not all(options.paths):
+        raise DsxError("'nvme_offload' has no folder", where="partition.nvme_offload.path", remedy="name one on a disk")
+    open_files = partial(
+        Files, options.paths, threads=options.threads, direct=options.direct, checksums=options.checksums
+    )
+    return FileTier(
+        Claims(options.states, options.limit_bytes),
+        ctx.plan.device,
+        open_files=open_files,
+        room=partial(free, options.paths),
+        update=options.update,
+        piece_bytes=options.piece_bytes,
+    )
+
+
+def free(paths: Sequence[str]) -> int:
+    """Bytes that can be spread evenly over folders, which may not be there yet."""
+    return len(paths) * min(shutil.disk_usage(_existing(Path(path))).free for path in paths)
+
+
+def _existing(path: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    path = path.absolute()
+    return next(folder for folder in (path, *path.parents) if folder.exists())
