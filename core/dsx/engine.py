@@ -369,6 +369,7 @@ class Engine:
         self.program.connection.close()
         for observer in self.program.observers:
             observer.finish()
+        self.program.stepper.close()
         self.program.store.close()
         self.program.transport.close()
 

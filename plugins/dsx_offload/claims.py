@@ -45,6 +45,8 @@ class Claims:
         for group in self._groups:
             if group not in self._met:
                 return f"claims '{group}', which this run has none of to put elsewhere: {_WHERE_NOT[group]}"
+        if not self._groups:
+            return "claims nothing: its `states` are empty"
         if not self._taken:
             return f"has a limit of {self._left} bytes, into which none of the states that it claims fits"
         return None

@@ -186,6 +186,11 @@ class FileTier(Tier):
     def buffers(self) -> int:
         return self._buffers.bytes
 
+    def traffic(self) -> tuple[int, int]:
+        """Bytes read and written so far."""
+        counts = [files.counts for files in self._files]
+        return sum(count.bytes_read for count in counts), sum(count.bytes_written for count in counts)
+
     # ---- what is under way
 
     def _take(self, place: Place, region: Region, read: bool) -> Held:

@@ -45,9 +45,6 @@ class Sharded(Layout):
     def gradient_of(self, shard: Shard, span: Span | None = None) -> Tensor:
         return self.gradients.of(shard, span)
 
-    def take(self, shard: Shard) -> Tensor:
-        return self.gradients.of(shard).clone()
-
     def reset(self) -> None:
         self.gradients.reset()
 

@@ -130,6 +130,8 @@ class Passes:
                     return
                 self._memory.gather(number)
             self._issued += 1
+        if self._issued < len(self._expected):
+            self._memory.foresee(self._expected[self._issued])
 
     def _skip_to(self, index: int) -> None:
         self._strayed |= index > self._at

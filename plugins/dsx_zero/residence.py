@@ -86,6 +86,11 @@ class Residence:
             handles.append(self._transport.all_gather(whole, whole[start:stop], channel=channel, purpose="gather"))
         self._coming[number] = Handle(handles)
 
+    def foresee(self, number: int) -> None:
+        """It is gathered next: start bringing this rank's part near, where that rests elsewhere."""
+        for flat in self._units[number].flats:
+            self._store.prefetch(flat.key, ["param"])
+
     def arrive(self, number: int) -> None:
         """Wait until it is live."""
         if (handle := self._coming.pop(number, None)) is not None:

@@ -101,9 +101,6 @@ class Layout(Protocol):
         Borrowed until it is asked for again for the same shard, or `reset`.
         """
 
-    def take(self, shard: Shard) -> Tensor:
-        """As `gradient_of`, but the caller keeps it."""
-
     def target(self, shard: Shard) -> Tensor | None:
         """Where the parameter's new value is to be written before `publish`; None where `param` rests in the store."""
 

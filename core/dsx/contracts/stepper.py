@@ -24,6 +24,9 @@ class Stepper(Protocol):
     def drain(self) -> None:
         """Finish and publish everything, before anything else reads or writes weights."""
 
+    def close(self) -> None:
+        """Give back threads; after `drain`."""
+
     def bytes(self) -> Mapping[str, int]:
         """Bytes that it holds now, beside what the store and the layout hold, by what they are."""
         return {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import cached_property
 
@@ -39,7 +39,7 @@ class Part:
 
 
 Call = Callable[[Piece, Mapping[str, Tensor]], None]
-Target = Callable[[Part], "Tensor | None"]
+Target = Callable[[Part], Tensor]
 
 
 class Walk:
@@ -68,24 +68,26 @@ class Walk:
     ) -> None:
         """Give every piece to `call`, with its states; `done` follows the last piece of a shard.
 
-        target    where the new parameter goes; None: where the layout wants it. Of a part it may be None: into the
-                  store
+        target    memory of the caller's for the new parameter, which has the present one if there is no separate
+                  master; the store's is not touched then. None: where the layout wants it
         gradient  None: the layout's
         """
-        target, gradient = target or self._target, gradient or self._gradient
+        apart = {name for name, given in (("param", target), ("grad", gradient)) if given is not None}
+        gradient = gradient or self._gradient
         parts, near, reach = self.parts, 0, 0
         for number, part in enumerate(parts):
             reach = max(0, reach - len(part.piece))
             near = max(near, number + 1)
             while near < len(parts) and (near == number + 1 or reach < self._reach):
-                self._bring(parts[near])
+                self._bring(parts[near], apart)
                 reach += len(parts[near].piece)
                 near += 1
-            states = self._fetch(part, target(part))
+            names = [name for name in part.names if name not in apart]
+            states = self._fetch(part, names, (target or self._target)(part))
             states["grad"] = gradient(part)
             with _together(states) as there:
                 call(part.piece, there)
-            self._store.put(part.piece.shard.key, dirty=part.names)
+            self._store.put(part.piece.shard.key, dirty=names)
             if part.last:
                 done(part.piece.shard)
 
@@ -107,10 +109,11 @@ class Walk:
     def _gradient(self, part: Part) -> Tensor:
         return self._layout.gradient_of(part.piece.shard, part.span)
 
-    def _bring(self, part: Part) -> None:
+    def _bring(self, part: Part, apart: Set[str]) -> None:
         key, held = part.piece.shard.key, self._store.names(part.piece.shard.key)
         grad = ["grad"] if "grad" in held else []
-        for span, names in self._spans(part, [*self._read(part), *grad]):
+        wanted = [name for name in (*self._read(part), *grad) if name not in apart]
+        for span, names in self._spans(part, wanted):
             self._store.prefetch(key, names, span)
 
     def _read(self, part: Part) -> list[str]:
@@ -118,10 +121,10 @@ class Walk:
         separate = "master" in part.names
         return [name for name in part.names if not (separate and name == "param")]
 
-    def _fetch(self, part: Part, target: Tensor | None) -> dict[str, Tensor]:
+    def _fetch(self, part: Part, wanted: Sequence[str], target: Tensor | None) -> dict[str, Tensor]:
         read = self._read(part)
         states: dict[str, Tensor] = {}
-        for span, names in self._spans(part, part.names):
+        for span, names in self._spans(part, wanted):
             kept = [name for name in names if name in read]
             written = [name for name in names if name not in read]
             states |= self._store.fetch(part.piece.shard.key, kept, written, span=span)

@@ -103,9 +103,6 @@ class Replicated(WholeParameters):
         whole = self._reductions.slot(shard.key).whole
         return whole[slice(*span)] if span else whole
 
-    def take(self, shard: Shard) -> Tensor:
-        return self.gradient_of(shard).clone()
-
     def publish(self, shard: Shard) -> None:
         """Every rank made the same update."""
 
