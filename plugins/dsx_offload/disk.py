@@ -17,9 +17,9 @@ from dsx_offload.claims import Claims
 from dsx_offload.extents import Extent, Region, blocks
 from dsx_offload.lending import Lending
 
-AHEAD, BEHIND = 32 << 20, 32 << 20
-"""Bytes that may have been read before they are asked for, and that may be on their way back: some ten milliseconds of
-a disk's work."""
+WINDOW = 32 << 20
+"""Bytes that may have been read before they are asked for, and as many that may be on their way back: some ten
+milliseconds of a disk's work. No more than all states have: those of one update."""
 
 
 @define(eq=False)
@@ -65,7 +65,7 @@ class FileTier(Tier):
         self._files: list[Files] = []
         self._end = self._size = 0
         self._extents: dict[Place, Extent] = {}
-        self._buffers = Buffers(max(AHEAD, BEHIND) + 8 * piece_bytes, device)
+        self._buffers = Buffers(2 * WINDOW, device)
         self._coming: dict[Place, list[Held]] = {}
         self._borrowed: dict[Place, list[Held]] = {}
         self._writing: deque[Held] = deque()
@@ -99,7 +99,7 @@ class FileTier(Tier):
         self._end += blocks(kind.bytes)
         self._extents[key, name] = extent
         if extent.files is not None:
-            each = max(1, AHEAD // kind.dtype.itemsize)
+            each = max(1, WINDOW // kind.dtype.itemsize)
             for start in range(0, kind.size, each):
                 part = tensor[start : start + each].cpu().contiguous()
                 extent.files.write(extent.offset + start * kind.dtype.itemsize, part).wait()
@@ -121,7 +121,7 @@ class FileTier(Tier):
             for name in read:
                 region = self._extents[key, name].region(span)
                 here = (*self._coming.get((key, name), ()), *self._borrowed.get((key, name), ()), *self._writing)
-                full = self._ahead and self._ahead + region.size > AHEAD
+                full = self._ahead and self._ahead + region.size > WINDOW
                 if full or any(held.region.overlaps(region) for held in here):
                     continue
                 self._ahead += region.size
@@ -161,7 +161,7 @@ class FileTier(Tier):
             for name, held in changed:
                 self._drop_old((key, name), held.region)
                 self._start_writing(held)
-        self._finish_writing(BEHIND)
+        self._finish_writing(min(WINDOW, self._end))
 
     def drain(self) -> None:
         self._finish_writing(0)

@@ -50,7 +50,9 @@ def steps(engine: dsx.Engine, first: int, last: int, accumulation: int = 1) -> l
     return found
 
 
-def train(layout: str, tiers: dict[str, dict[str, Any]], accumulation: int, half: bool) -> tuple[Any, dict[str, Tensor]]:
+def train(
+    layout: str, tiers: dict[str, dict[str, Any]], accumulation: int, half: bool
+) -> tuple[Any, dict[str, Tensor]]:
     engine = prepare(layout, tiers, accumulation, half)
     found = steps(engine, 0, STEPS, accumulation)
     weights = {name: tensor.clone() for name, tensor in engine.weights()}
@@ -83,9 +85,7 @@ def compare(layout: str, folder: str, accumulation: int, half: bool) -> list[str
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(
-    ("world", "accumulation", "half"), [(1, 1, False), (1, 3, True), (2, 1, True), (2, 3, False)]
-)
+@pytest.mark.parametrize(("world", "accumulation", "half"), [(1, 1, False), (1, 3, True), (2, 1, True), (2, 3, False)])
 def test_every_bit_is_that_of_the_run_without_cases_49_98(ranks, tmp_path, layout, world, accumulation, half) -> None:
     for wrong in ranks.run(compare, layout, str(tmp_path), accumulation, half, world=world, timeout=300):
         assert wrong == []
@@ -123,7 +123,9 @@ def test_bytes_to_and_from_files_are_the_formula_s(ranks, tmp_path, world) -> No
         traffic, "zero2", str(tmp_path), ("optimizer", "grad"), True, world=world
     ):
         assert (read, written) == (3 * wide + narrow, 3 * wide + narrow), "the gradient once each way"
-    for read, written, wide, _ in ranks.run(traffic, "zero3", str(tmp_path), ("optimizer", "param"), False, world=world):
+    for read, written, wide, _ in ranks.run(
+        traffic, "zero3", str(tmp_path), ("optimizer", "param"), False, world=world
+    ):
         assert written == 3 * wide, "parameters are the weights themselves"
         assert read > 3 * wide, "and are read again for each gather"
 
@@ -143,7 +145,9 @@ def switch(folder: str, layout: str, tiers: dict[str, dict[str, Any]], first: in
 def test_a_run_moves_between_tiers_and_layouts(ranks, tmp_path) -> None:
     disk = {"nvme_offload": {"path": str(tmp_path / "disk"), "piece_bytes": SMALL}}
     everything = {"states": ["optimizer", "grad", "param"]}
-    plain = [step for first in (0, 2, 4, 6) for step in ranks.run(switch, str(tmp_path), "zero2", {}, first, first + 2)[0]]
+    plain = [
+        step for first in (0, 2, 4, 6) for step in ranks.run(switch, str(tmp_path), "zero2", {}, first, first + 2)[0]
+    ]
     chain = [
         ("zero2", disk),
         ("zero3", {"nvme_offload": {**disk["nvme_offload"], **everything}}),
@@ -269,7 +273,7 @@ def test_a_deleted_file_serves_on(tmp_path) -> None:
 
 def test_planned_bytes_are_those_of_the_run(tmp_path) -> None:
     tiers = {"nvme_offload": {"path": str(tmp_path), "piece_bytes": SMALL, "states": ["optimizer", "grad", "param"]}}
-    manifest = {"partition": partition("zero3", tiers), "precision": {"use": ["bf16"]}, "optimize": {"use": ["adamw"]}}
+    manifest = {"partition": partition("zero3", tiers), "precision": {"use": ["bf16"]}}
     found = dsx.forecast(Tangle(width=40), manifest, batch=tokens(0, 0, 0)).rehearsal
     engine = dsx.prepare(Tangle(width=40), manifest)
     steps_alone(engine, 2)
@@ -278,5 +282,5 @@ def test_planned_bytes_are_those_of_the_run(tmp_path) -> None:
     for place, size in held.items():
         if place[1] != "buffer":
             assert found.states[place] == size, place
-    assert found.buffers["host", "buffer"] == pytest.approx(held["host", "buffer"], rel=0.1)
+    assert found.buffers["host", "buffer"] == held["host", "buffer"]
     engine.close()
