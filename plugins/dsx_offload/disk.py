@@ -69,7 +69,7 @@ class FileTier(Tier):
         self._coming: dict[Place, list[Held]] = {}
         self._borrowed: dict[Place, list[Held]] = {}
         self._writing: deque[Held] = deque()
-        self._ahead = self._behind = 0
+        self._ahead = self._behind = self._window = 0
         self._lock = threading.Lock()
 
     # ---- set-up
@@ -97,6 +97,7 @@ class FileTier(Tier):
             self.reserve(blocks(kind.bytes))
         extent = Extent(self._files[-1] if self._files else None, self._end, kind)
         self._end += blocks(kind.bytes)
+        self._window = min(WINDOW, self._window + blocks(kind.bytes))
         self._extents[key, name] = extent
         if extent.files is not None:
             each = max(1, WINDOW // kind.dtype.itemsize)
@@ -161,7 +162,7 @@ class FileTier(Tier):
             for name, held in changed:
                 self._drop_old((key, name), held.region)
                 self._start_writing(held)
-        self._finish_writing(min(WINDOW, self._end))
+        self._finish_writing(self._window)
 
     def drain(self) -> None:
         self._finish_writing(0)
