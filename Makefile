@@ -7,7 +7,7 @@ VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
 INPUTS := pyproject.toml setup.py constraints.txt \
-  $(wildcard kernels/dsx_kernels/*.h kernels/dsx_kernels/*.cpp kernels/dsx_kernels/*/native.cpp)
+  $(wildcard $(foreach place,* */*,kernels/dsx_kernels/$(place).h kernels/dsx_kernels/$(place).cpp))
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e
 
 .DEFAULT_GOAL := help

@@ -69,7 +69,7 @@ class WheelForAnyPython(bdist_wheel):
 NATIVE = Extension(
     "dsx_kernels._native",
     sources=[str(path.relative_to(ROOT)) for path in sorted((ROOT / KERNELS).rglob("native.cpp"))],
-    depends=[str(KERNELS / "native.h"), str(KERNELS / "slices.h")],
+    depends=[str(path.relative_to(ROOT)) for path in sorted((ROOT / KERNELS).rglob("*.h"))],
     language="c++",
     extra_compile_args=[*COMPILE, "-fvisibility=hidden"],
     extra_link_args=["-fopenmp"],

@@ -56,6 +56,8 @@ def _reserve(path: Path, size: int, folder: Path) -> None:
     """Make a file whose space is taken on the disk."""
     free = shutil.disk_usage(folder).free
     try:
+        if size > free:  # some filesystems would first give all there is, to the loss of others
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         # not a direct descriptor: where the filesystem cannot reserve, the C library writes a byte into each block
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _CLOSED, 0o600)
         try:

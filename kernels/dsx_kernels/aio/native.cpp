@@ -4,6 +4,7 @@
 // threads of a file take pieces from the requests in the order in which they came. Direct I/O wants memory, places and
 // lengths that are multiples of 4,096: what is none goes through a buffer of the thread's own, which holds one piece.
 #include "../native.h"
+#include "sums.h"
 
 #include <cerrno>
 #include <chrono>
@@ -26,13 +27,14 @@
 
 namespace {
 
-constexpr int64_t PIECE = 1 << 20, BLOCK = 4096;
+using dsx::BLOCK;
+using dsx::rounded;
+
+constexpr int64_t PIECE = 1 << 20;
 constexpr int64_t QUEUE = 1024;  // requests that may be unfinished at a time
 
 // What a request ends with, besides the system's own numbers.
 enum fault : int32_t { NONE = 0, SHORT = -1, CHECKSUM = -2 };
-
-int64_t rounded(int64_t bytes) { return (bytes + BLOCK - 1) / BLOCK * BLOCK; }
 
 struct Request {
     char* data;
@@ -74,66 +76,15 @@ Outcome transfer(const File& file, bool write, char* data, int64_t bytes, int64_
     while (done < bytes) {
         const ssize_t moved = write ? pwrite(file.descriptor, data + done, size_t(bytes - done), off_t(place + done))
                                     : pread(file.descriptor, data + done, size_t(bytes - done), off_t(place + done));
+        // direct I/O that was broken off within a block cannot go on from there
+        const bool within = file.direct && done % BLOCK;
         if (moved < 0 && errno == EINTR) continue;
+        if (moved == 0 || (moved < 0 && errno == EINVAL && within)) return {write ? EIO : SHORT, done, 0};
         if (moved < 0) return {errno, done, 0};
-        if (moved == 0) return {write ? EIO : SHORT, done, 0};
         done += moved;
-        const int64_t odd = file.direct && done < bytes ? done % BLOCK : 0;
-        if (!odd) continue;
-        // a direct read stops in the middle of a block where the file ends; the rest of a write must start at a block
-        if (!write) return {SHORT, done, 0};
-        if (moved <= odd) return {EIO, done, 0};
-        done -= odd;
     }
     return {NONE, done, 0};
 }
-
-// Sums of blocks, 0 where nothing was written. Each step is a bijection of the sum so far and of the word that is
-// added, so that one word that changed is always seen; that the number of the block goes in shows a block that has come
-// to lie in another's place.
-class Sums {
-  public:
-    bool start(int64_t size) {
-        known.reset(static_cast<uint64_t*>(std::calloc(size_t(rounded(size) / BLOCK), sizeof(uint64_t))));
-        return bool(known);
-    }
-    explicit operator bool() const { return bool(known); }
-
-    void keep(const char* data, int64_t bytes, int64_t offset) {
-        for (int64_t at = 0; at < bytes; at += BLOCK) known[(offset + at) / BLOCK] = of(data + at, offset + at);
-    }
-
-    // How many bytes are as they were written.
-    int64_t same(const char* data, int64_t bytes, int64_t offset) const {
-        for (int64_t at = 0; at < bytes; at += BLOCK) {
-            const uint64_t wanted = known[(offset + at) / BLOCK];
-            if (wanted && of(data + at, offset + at) != wanted) return at;
-        }
-        return bytes;
-    }
-
-  private:
-    static constexpr int WORDS = 8;
-    static uint64_t mixed(uint64_t sum, uint64_t word) {
-        const uint64_t product = (sum ^ word) * 0x9e3779b97f4a7c15u;
-        return product << 29 | product >> 35;
-    }
-    static uint64_t of(const char* data, int64_t offset) {
-        uint64_t sums[WORDS], words[WORDS], sum = 0;
-        for (int i = 0; i < WORDS; i++) sums[i] = mixed(uint64_t(offset), uint64_t(i));
-        for (int64_t at = 0; at < BLOCK; at += sizeof words) {
-            std::memcpy(words, data + at, sizeof words);
-            for (int i = 0; i < WORDS; i++) sums[i] = mixed(sums[i], words[i]);
-        }
-        for (int i = 0; i < WORDS; i++) sum = mixed(sum, sums[i]);
-        return sum ? sum : 1;
-    }
-
-    struct Free {
-        void operator()(void* memory) const { std::free(memory); }
-    };
-    std::unique_ptr<uint64_t[], Free> known;
-};
 
 // Memory for one piece, taken when it is first needed.
 class Bounce {
@@ -166,7 +117,11 @@ class Engine {
         pthread_sigmask(SIG_SETMASK, &all, &before);
         try {
             for (File& file : files)
-                for (int32_t i = 0; i < threads; i++) workers.emplace_back([this, &file] { work(file); });
+                for (int32_t i = 0; i < threads; i++) {
+                    workers.emplace_back([this, &file] { work(file); });
+                    std::lock_guard<std::mutex> lock(mutex);
+                    alive++;
+                }
         } catch (const std::system_error&) {
             pthread_sigmask(SIG_SETMASK, &before, nullptr);
             throw;
@@ -174,16 +129,18 @@ class Engine {
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
 
-    // Nothing more is read or written: what is under way ends, the rest is cancelled.
-    void stop() {
-        {
-            std::lock_guard<std::mutex> lock(mutex);
-            stopping = true;
-        }
+    // Nothing more is read or written: what is under way ends, the rest is cancelled. Whether all threads have ended,
+    // after waiting for them so long: a disk may never answer.
+    bool stop(int64_t milliseconds) {
+        std::unique_lock<std::mutex> lock(mutex);
+        stopping = true;
         for (File& file : files) file.work.notify_all();
         room.notify_all();
+        if (!gone.wait_for(lock, std::chrono::milliseconds(milliseconds), [this] { return alive == 0; })) return false;
+        lock.unlock();
         for (std::thread& worker : workers) worker.join();
         workers.clear();
+        return true;
     }
 
     int32_t submit(Request* request, int64_t milliseconds) {
@@ -209,21 +166,6 @@ class Engine {
         return done.wait_for(lock, std::chrono::milliseconds(milliseconds), [&] { return request->left == 0; });
     }
 
-    // No transfer is under way from here to `resume`.
-    void pause() {
-        std::unique_lock<std::mutex> lock(mutex);
-        paused = true;
-        idle.wait(lock, [this] { return running == 0; });
-    }
-
-    void resume() {
-        {
-            std::lock_guard<std::mutex> lock(mutex);
-            paused = false;
-        }
-        for (File& file : files) file.work.notify_all();
-    }
-
     void counts(int64_t* found) {
         std::lock_guard<std::mutex> lock(mutex);
         found[0] = bytes_read, found[1] = bytes_written, found[2] = requests;
@@ -234,20 +176,19 @@ class Engine {
         Bounce bounce;
         std::unique_lock<std::mutex> lock(mutex);
         for (;;) {
-            file.work.wait(lock, [&] { return stopping || (!paused && !file.queue.empty()); });
-            if (file.queue.empty()) return;
+            file.work.wait(lock, [&] { return stopping || !file.queue.empty(); });
+            if (file.queue.empty()) break;
             Request* request = file.queue.front().request;
             const Piece piece = next(file);
             Outcome outcome{stopping ? ECANCELED : request->error, 0, piece.offset};
             if (!outcome.error) {
-                running++;
                 lock.unlock();
                 outcome = move(file, piece, bounce);
                 lock.lock();
-                if (--running == 0) idle.notify_all();
             }
             finish(request, outcome);
         }
+        if (--alive == 0) gone.notify_all();
     }
 
     // Takes the next piece from the queue.
@@ -308,11 +249,11 @@ class Engine {
 
     std::vector<File> files;
     std::vector<std::thread> workers;
-    Sums sums;
+    dsx::Sums sums;
     std::mutex mutex;  // of all that follows, and of queues and requests
-    std::condition_variable done, room, idle;
-    bool stopping = false, paused = false;
-    int64_t unfinished = 0, running = 0, requests = 0, bytes_read = 0, bytes_written = 0;
+    std::condition_variable done, room, gone;
+    bool stopping = false;
+    int64_t alive = 0, unfinished = 0, requests = 0, bytes_read = 0, bytes_written = 0;
 };
 
 Engine* engine_of(void* engine) { return static_cast<Engine*>(engine); }
@@ -331,7 +272,7 @@ DSX_API void* dsx_aio_open(const int32_t* descriptors, const int32_t* direct, in
         try {
             engine->start(threads);
         } catch (const std::system_error&) {
-            engine->stop();
+            engine->stop(INT32_MAX);
             return nullptr;
         }
         return engine.release();
@@ -340,8 +281,9 @@ DSX_API void* dsx_aio_open(const int32_t* descriptors, const int32_t* direct, in
     }
 }
 
-// Ends the threads. Every request is done afterwards, those that had not begun as cancelled.
-DSX_API void dsx_aio_stop(void* engine) { engine_of(engine)->stop(); }
+// Whether the threads have ended, after waiting for them so long. Then every request is done, those that had not begun
+// as cancelled; otherwise the engine must be left as it is.
+DSX_API int32_t dsx_aio_stop(void* engine, int64_t milliseconds) { return engine_of(engine)->stop(milliseconds); }
 
 // Frees an engine that was stopped, and whose requests are taken.
 DSX_API void dsx_aio_free(void* engine) { delete engine_of(engine); }
@@ -368,10 +310,6 @@ DSX_API int32_t dsx_aio_take(void* request, int64_t* where) {
     *where = taken->where;
     return taken->error;
 }
-
-// Between these two no transfer is under way: a process may be forked.
-DSX_API void dsx_aio_pause(void* engine) { engine_of(engine)->pause(); }
-DSX_API void dsx_aio_resume(void* engine) { engine_of(engine)->resume(); }
 
 // Bytes read, bytes written, requests.
 DSX_API void dsx_aio_counts(void* engine, int64_t* found) { engine_of(engine)->counts(found); }

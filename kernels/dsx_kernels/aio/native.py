@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import threading
+import time
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_void_p
 from pathlib import Path
@@ -19,14 +21,17 @@ from dsx_kernels.library import Function
 _PATIENCE_MS = 200
 """After so long a call comes back from native code, for Python to look at signals."""
 
+CLOSING_S = 10.0
+"""How long a disk may take to end what is under way when files are closed."""
+
+_log = logging.getLogger("dsx.kernels")
+
 _open = Function("dsx_aio_open", c_void_p, c_void_p, c_void_p, c_int32, c_int64, c_int32, c_int32)
-_stop = Function("dsx_aio_stop", None, c_void_p)
+_stop = Function("dsx_aio_stop", c_int32, c_void_p, c_int64)
 _free = Function("dsx_aio_free", None, c_void_p)
 _submit = Function("dsx_aio_submit", c_int32, c_void_p, c_int32, c_void_p, c_int64, c_int64, c_int64, POINTER(c_void_p))
 _wait = Function("dsx_aio_wait", c_int32, c_void_p, c_void_p, c_int64)
 _take = Function("dsx_aio_take", c_int32, c_void_p, POINTER(c_int64))
-_pause = Function("dsx_aio_pause", None, c_void_p)
-_resume = Function("dsx_aio_resume", None, c_void_p)
 _counts = Function("dsx_aio_counts", None, c_void_p, POINTER(c_int64))
 _filesystem = Function("dsx_aio_filesystem", c_int64, c_char_p)
 
@@ -48,8 +53,8 @@ def filesystem(path: Path) -> int:
 class Ticket:
     """A read or write that was asked for. It keeps the tensor alive until that is done; any thread may ask it."""
 
-    def __init__(self, engine: Engine, request: c_void_p, tensor: Tensor, write: bool) -> None:
-        self._engine, self._request, self._write = engine, request, write
+    def __init__(self, engine: Engine, request: c_void_p, tensor: Tensor, write: bool, offset: int) -> None:
+        self._engine, self._request, self._write, self._offset = engine, request, write, offset
         self._tensor: Tensor | None = tensor
         self._failure: tuple[int, int] | None = None
         self._lock = threading.Lock()
@@ -78,9 +83,13 @@ class Ticket:
         """Whether it is done, after waiting for that so long."""
         self._engine.own()
         with self._lock:
+            pointer = self._engine.pointer
             if not self._request:
                 return True
-            if not _wait(self._engine.pointer, self._request, milliseconds):
+            if pointer is None:
+                self._request, self._failure = c_void_p(), (errno.ECANCELED, self._offset)
+                return True
+            if not _wait(pointer, self._request, milliseconds):
                 return False
             where = c_int64()
             error = int(_take(self._request, byref(where)))
@@ -127,7 +136,7 @@ class Engine:
         """Ask for a transfer of all bytes of `tensor`; waits only while 1,024 others are not done."""
         self.own()
         request = c_void_p()
-        ticket = Ticket(self, request, tensor, write)
+        ticket = Ticket(self, request, tensor, write, offset)
         nbytes = tensor.numel() * tensor.element_size()
         if nbytes == 0:
             return ticket
@@ -187,18 +196,28 @@ class Engine:
                 os.fsync(descriptor)
 
     def close(self) -> None:
-        """Cancel what has not begun, wait for the rest, end the threads and close the files."""
+        """Cancel what has not begun, wait for the rest, end the threads and close the files.
+
+        If the disk does not answer, threads and files are left as they are, which is logged.
+        """
         if self._process != os.getpid():
             return
         with self._gate:
             if self.pointer is None:
                 return
-            _stop(self.pointer)
+            self.counts()
+            pointer, deadline = self.pointer, time.monotonic() + CLOSING_S
+            while not _stop(pointer, _PATIENCE_MS):
+                if time.monotonic() > deadline:
+                    self.pointer = None
+                    _unanswered.append(self)
+                    _log.warning("%s: the disk does not answer; left as it is", self.paths[0].parent)
+                    return
             self.counts()
             for ticket in tuple(self._flying):
                 ticket.poll(0)
             self._flying.clear()
-            pointer, self.pointer = self.pointer, None
+            self.pointer = None
             _free(pointer)
             for descriptor in self._descriptors:
                 os.close(descriptor)
@@ -211,18 +230,6 @@ class Engine:
                 remedy="use them in the process that made them",
             )
 
-    def hold(self) -> None:
-        """Let no transfer be under way until `release`."""
-        self._gate.acquire()
-        if self.pointer is not None:
-            _pause(self.pointer)
-
-    def release(self) -> None:
-        """Go on."""
-        if self.pointer is not None:
-            _resume(self.pointer)
-        self._gate.release()
-
     def abandon(self) -> None:
         """Close the files of a process from which this one was forked."""
         if self.pointer is not None:
@@ -232,32 +239,16 @@ class Engine:
 
 
 _living: WeakSet[Engine] = WeakSet()
-_held: list[Engine] = []
-_forking = threading.Lock()
-
-
-def _before_fork() -> None:
-    """Direct I/O into private memory must not run while a process is forked (NOTES of open(2)): what is read could
-    land in the child's copy of a page."""
-    _forking.acquire()
-    for engine in tuple(_living):
-        engine.hold()
-        _held.append(engine)
-
-
-def _after_fork_in_parent() -> None:
-    while _held:
-        _held.pop().release()
-    _forking.release()
+_unanswered: list[Engine] = []
+"""Of which a transfer may still end, into a tensor that must be there."""
 
 
 def _after_fork_in_child() -> None:
-    global _forking
-    while _held:
-        _held.pop().abandon()
+    """Threads are not forked, and descriptors would keep files alive that their process has removed."""
+    for engine in tuple(_living):
+        engine.abandon()
     _living.clear()
-    _forking = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+    os.register_at_fork(after_in_child=_after_fork_in_child)
