@@ -65,7 +65,7 @@ class Found:
     """An implementation of an operation, as it is on this machine.
 
     missing  why it cannot run here; None if it can
-    picked   by device type of this machine: the dtypes for which it is the one that runs
+    picked   by device type of this machine: the dtypes for which it is the one that runs; none named: any
     """
 
     operation: str

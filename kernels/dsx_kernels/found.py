@@ -13,6 +13,10 @@ from dsx.errors import KernelUnavailable
 from dsx_kernels.choice import FLOATS, Found, Operation, registered
 
 
+ENGINES = {"aio": "dsx_kernels.aio"}
+"""What is no operation, as it works on bytes: modules whose `missing()` says why they cannot run here."""
+
+
 @cache
 def names() -> tuple[str, ...]:
     """Operations by name: the folders beside this file, and what others register."""
@@ -23,12 +27,21 @@ def names() -> tuple[str, ...]:
 def available(operation: str | None = None) -> tuple[Found, ...]:
     """Every implementation of one operation, or of all: whether it can run here, and for which dtypes it is picked.
 
-    Device types are the CPU and the accelerator, if there is one. `KernelUnavailable` if there is no such operation.
+    Device types are the CPU and the accelerator, if there is one. The file engine, `aio`, counts as an operation.
+    `KernelUnavailable` if there is no such operation.
     """
-    if operation is not None and operation not in names():
-        raise KernelUnavailable(f"there is no operation '{operation}'", expected=f"one of {', '.join(names())}")
-    wanted = names() if operation is None else (operation,)
-    return tuple(found for name in wanted for found in _found(_operation(name)))
+    known = (*names(), *ENGINES)
+    if operation is not None and operation not in known:
+        raise KernelUnavailable(f"there is no operation '{operation}'", expected=f"one of {', '.join(known)}")
+    wanted = known if operation is None else (operation,)
+    return tuple(
+        found for name in wanted for found in ([_engine(name)] if name in ENGINES else _found(_operation(name)))
+    )
+
+
+def _engine(name: str) -> Found:
+    missing: str | None = import_module(ENGINES[name]).missing()
+    return Found(name, "native", ("cpu",), missing, {} if missing else {"cpu": ()})
 
 
 def _operation(name: str) -> Operation:

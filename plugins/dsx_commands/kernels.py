@@ -44,7 +44,7 @@ def _state(one: Found) -> str:
     if one.missing:
         return f"not here: {one.missing}"
     if one.picked:
-        return "; ".join(f"{device}: {', '.join(names)}" for device, names in _picked(one).items())
+        return "; ".join(f"{device}: {', '.join(names) or 'any dtype'}" for device, names in _picked(one).items())
     return f"there, not picked; for {', '.join(one.devices)}" if one.devices else "there, not picked"
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from dsx.errors import KernelUnavailable
 from dsx_commands.kernels import command
 from dsx_kernels import Found, Implementation, Operation, available, choice, found, library
+from dsx_kernels.aio import Files
 
 CPU = torch.device("cpu")
 
@@ -248,9 +249,20 @@ def test_the_command_shows_what_runs_and_why_not(monkeypatch: pytest.MonkeyPatch
     assert "reference  cpu: float32, bfloat16, float16, float64" in text
 
 
+@pytest.mark.skipif(library.missing() is not None, reason="no native library here")
+def test_the_command_shows_the_file_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert CliRunner().invoke(command, ["aio"]).output.splitlines() == ["aio", "  native  cpu: any dtype"]
+    monkeypatch.setattr(library, "FILE", tmp_path / "_native.so")
+    library.load.cache_clear()
+    (missing,) = available("aio")
+    assert missing.missing is not None and missing.missing.startswith("the native library is not built; install dsx")
+    with pytest.raises(KernelUnavailable, match="no files can be read and written by threads here: the native library"):
+        Files(tmp_path, 1)
+
+
 def test_the_command_prints_json() -> None:
     records: list[dict[str, Any]] = json.loads(CliRunner().invoke(command, ["--json"]).output)
-    assert {record["operation"] for record in records} == set(found.names())
+    assert {record["operation"] for record in records} == {*found.names(), "aio"}
     assert set(records[0]) == {"operation", "implementation", "devices", "missing", "picked"}
 
 

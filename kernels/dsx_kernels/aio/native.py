@@ -15,6 +15,7 @@ from weakref import WeakSet
 from torch import Tensor
 
 from dsx.errors import DsxError, KernelUnavailable
+from dsx_kernels import library
 from dsx_kernels.aio.faults import fault
 from dsx_kernels.library import Function
 
@@ -38,10 +39,12 @@ _filesystem = Function("dsx_aio_filesystem", c_int64, c_char_p)
 
 def missing() -> str | None:
     """Why there is no file engine here; None if there is."""
+    if reason := library.missing():
+        return reason
     try:
         _filesystem(b"/")
     except KernelUnavailable as error:
-        return f"{error.what}; {error.remedy}" if error.remedy else error.what
+        return f"{error.what}; {error.remedy}"
     return None
 
 
