@@ -6,8 +6,10 @@ A plugin that is registered and not in `RECIPES` fails the matrix: whoever adds 
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,9 @@ from torch import Tensor, nn
 from dsx_precision.products import Products
 
 STEPS = 4
+FOLDER = Path(tempfile.gettempdir()) / "dsx-composition"
+"""Of states in files."""
+
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -32,6 +37,7 @@ class Recipe:
     scales     of the loss in updates 1 to 4
     beside     plugins without which it is refused, unless another one scales the loss
     layout     whether it says which rank holds what; plain PyTorch in one process has no such thing
+    delayed    number of the first update whose weights arrive an update later; 0: none
     """
 
     section: str
@@ -44,6 +50,7 @@ class Recipe:
     scales: Sequence[float] | None = None
     beside: tuple[str, ...] = ()
     layout: bool = False
+    delayed: int = 0
 
 
 def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -74,6 +81,9 @@ RECIPES: Mapping[str, Recipe] = {
     "zero1": Recipe("partition", layout=True),
     "zero2": Recipe("partition", layout=True),
     "zero3": Recipe("partition", layout=True),
+    "cpu_offload": Recipe("partition", {"limit_bytes": 9000}),
+    "nvme_offload": Recipe("partition", {"path": str(FOLDER)}),
+    "delayed_update": Recipe("optimize", {"after": 1}, delayed=2),
     "bf16": Recipe("precision", precision=True, half=torch.bfloat16),
     "fp16": Recipe(
         "precision", precision=True, half=torch.float16, around=Products, beside=("static_loss_scale",)
@@ -122,6 +132,8 @@ def plain(
     trained = [name for name, parameter in live.items() if parameter.requires_grad]
     step = (optimizer or _default)([masters[name] for name in trained])
     base = step.param_groups[0]["lr"]
+    delayed = max(recipe.delayed for recipe in recipes) if recipes else 0
+    held = {name: masters[name].detach().clone() for name in trained}
     losses = []
     for number in range(STEPS):
         total = 0.0
@@ -140,9 +152,11 @@ def plain(
         step.param_groups[0]["lr"] = base * rates[number]
         step.step()
         step.zero_grad()
+        arrives = masters if not (delayed and number + 1 >= delayed) else held
         with torch.no_grad():
             for name in trained:
-                live[name].copy_(masters[name])
+                live[name].copy_(arrives[name])
+                held[name].copy_(masters[name])
         losses.append(total)
     weights = {name: master if name in trained else live[name] for name, master in masters.items()}
     return losses, {name: tensor.detach() for name, tensor in weights.items()}

@@ -69,6 +69,11 @@ def combinations() -> Iterator[tuple[str, ...]]:
         [n for n in OURS if n in RECIPES and RECIPES[n].half],
         [n for n in OURS if n in RECIPES and RECIPES[n].optimizer],
     )
+    yield from itertools.product(
+        [n for n in OURS if n in RECIPES and RECIPES[n].layout],
+        ["cpu_offload", "nvme_offload"],
+        ["bf16", "delayed_update"],
+    )
     by = {
         kind: [n for n in OURS if n in RECIPES and getattr(RECIPES[n], kind)] for kind in ("half", "optimizer", "rates")
     }
@@ -116,7 +121,7 @@ def test_a_combination_trains_like_plain_pytorch_or_is_refused(names: tuple[str,
 def changes(name: str) -> bool:
     """Whether plain PyTorch knows what this plugin does: observers and layouts change no number."""
     recipe = RECIPES[name]
-    return bool(recipe.optimizer or recipe.rates or recipe.half or recipe.scales)
+    return bool(recipe.optimizer or recipe.rates or recipe.half or recipe.scales or recipe.delayed)
 
 
 @cache
@@ -157,8 +162,8 @@ def table(outcomes: dict[tuple[str, ...], Any]) -> str:
     triples = sum(len(names) == 3 for names in outcomes)
     lines += [
         "",
-        f"The {triples} triples of layout, precision and optimizer, and of precision, optimizer and schedule, are",
-        "trained too, all with parity.",
+        f"The {triples} triples of layout, precision and optimizer, of layout, tier and precision or delayed update,",
+        "and of precision, optimizer and schedule are trained too, all with parity.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,6 +1,6 @@
 """SIGKILL at random instants, then --resume: the loss curve is the uninterrupted one's, bit for bit.
 
-Twice here; tests/faults/kill.py does it as often as wanted.
+Twice here, once with states in files; tests/faults/kill.py does it as often as wanted.
 """
 
 from __future__ import annotations
@@ -13,5 +13,5 @@ from faults.kill import check
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for ranks in /proc")
-def test_killed_runs_go_on_as_if_nothing_had_been_case_78() -> None:
+def test_killed_runs_go_on_as_if_nothing_had_been_cases_78_99() -> None:
     assert len(check(times=2, nproc=2, seed=1)) == 2

@@ -3,7 +3,8 @@
     python tests/faults/kill.py [--times 20] [--nproc 2] [--seed 0]
 
 The run writes a checkpoint after every update. Each time the launcher, or one of its ranks, is killed; then `--resume`
-goes on until the end. The curve must be the uninterrupted one's, bit for bit, and every checkpoint left must load.
+goes on until the end. The curve must be the uninterrupted one's, bit for bit, and every checkpoint left must load. Every
+other run has its gradients and optimizer states in files, of which nothing may be left.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ source = "dsx_text:files"
 files = "{corpus}"
 context = 16
 cache = "{cache}"
+[partition]
+use = ["zero2"]
 [optimize]
 use = ["adamw", "warmup_cosine"]
 clip_norm = 1.0
@@ -54,13 +57,17 @@ use = ["jsonl"]
 class Run:
     """One run folder, trained in as many attempts as it takes."""
 
-    def __init__(self, folder: Path, nproc: int) -> None:
-        self.folder, self.nproc = folder, nproc
+    def __init__(self, folder: Path, nproc: int, disk: Path | None = None) -> None:
+        self.folder, self.nproc, self.disk = folder, nproc, disk
         self.manifest = folder.parent / "run.toml"
 
     def start(self, resume: bool) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "dsx", "run", str(self.manifest), "--nproc", str(self.nproc)]
         command += ["--set", f"run.out={self.folder}", *(["--resume"] if resume else [])]
+        if self.disk is not None:
+            command += ["--set", 'partition.use=["zero2", "nvme_offload"]']
+            command += ["--set", 'partition.nvme_offload.states=["optimizer", "grad"]']
+            command += ["--set", f"partition.nvme_offload.path={self.disk}"]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def finish(self, resume: bool) -> str:
@@ -141,7 +148,7 @@ def check(times: int, nproc: int, seed: int) -> list[int]:
         expected = whole.losses()
         assert sorted(expected) == list(range(1, STEPS + 1))
         for number in range(times):
-            run = Run(folder / f"killed{number}", nproc)
+            run = Run(folder / f"killed{number}", nproc, folder / "disk" if number % 2 else None)
             killed.append(run.kill(chance))
             resume = (run.folder / "checkpoints" / "latest").exists()
             run.finish(resume=resume)
@@ -151,6 +158,7 @@ def check(times: int, nproc: int, seed: int) -> list[int]:
             assert first.keys() == second.keys()
             assert all(torch.equal(tensor, second[name]) for name, tensor in first.items()), "the weights differ"
             left = [path.name for path in (run.folder / "checkpoints").iterdir()]
+            assert run.disk is None or list(run.disk.iterdir()) == [], "files of states are left"
             assert sorted(left) == ["latest", *(f"step-{STEPS - back:08d}" for back in (2, 1, 0))], left
     return killed
 

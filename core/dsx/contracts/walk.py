@@ -175,7 +175,7 @@ def _stops(shard: Shard, grain: int | None, rule: Rule) -> Iterator[int]:
     if rule.whole:
         starts = [segment.start for segment in shard.flat.segments if shard.start < segment.start < shard.stop]
         at = shard.start
-        for here, following in zip(starts, [*starts[1:], shard.stop], strict=True):
+        for here, following in zip(starts, (*starts[1:], shard.stop), strict=False):
             if following - at > grain:
                 yield here
                 at = here

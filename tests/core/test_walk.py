@@ -1,0 +1,83 @@
+"""Where a walk cuts shards into pieces."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dsx.contracts import Flat, Layout, Rule, Segment, Shard, Store, Walk
+
+SIZES = (40, 8, 100, 33)
+
+
+def shard(start: int, stop: int, sizes: tuple[int, ...] = SIZES) -> Shard:
+    segments, at = [], 0
+    for number, size in enumerate(sizes):
+        segments.append(Segment(f"p{number}", at, at + size, torch.Size([size]), "all", number))
+        at += size
+    flat = Flat("f", torch.float32, torch.float32, True, tuple(segments), (), at)
+    return Shard(flat, start, stop, (start, stop))
+
+
+class Cut(Store):
+    """Wants pieces of so many elements."""
+
+    def __init__(self, grain: int | None) -> None:
+        self._grain = grain
+
+    def names(self, key: str) -> list[str]:
+        return ["exp_avg"]
+
+    def grain(self, key: str) -> int | None:
+        return self._grain
+
+
+class Held(Layout):
+    def __init__(self, *shards: Shard) -> None:
+        self.shards = shards
+
+
+def cuts(rule: Rule, grain: int | None, *shards: Shard) -> list[tuple[int, int, bool]]:
+    parts = Walk(rule, Held(*shards), Cut(grain)).parts
+    return [(part.piece.start, part.piece.stop, part.last) for part in parts]
+
+
+def rule(**choices: object) -> Rule:
+    made = Rule()
+    for name, value in choices.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_near_states_are_walked_at_once() -> None:
+    assert cuts(rule(), None, shard(0, 181), shard(7, 7)) == [(0, 181, True), (7, 7, True)]
+
+
+def test_far_ones_in_pieces_from_where_the_shard_begins() -> None:
+    assert cuts(rule(), 64, shard(20, 181)) == [(20, 84, False), (84, 148, False), (148, 181, True)]
+    assert cuts(rule(), 200, shard(20, 181)) == [(20, 181, True)]
+
+
+def test_a_block_is_not_split() -> None:
+    assert cuts(rule(block=24), 64, shard(0, 181)) == [
+        (0, 48, False),
+        (48, 96, False),
+        (96, 144, False),
+        (144, 181, True),
+    ]
+    assert cuts(rule(block=128), 64, shard(0, 181))[0] == (0, 128, False)
+
+
+@pytest.mark.parametrize(
+    ("grain", "stops"), [(1000, [181]), (50, [48, 148, 181]), (1, [40, 48, 148, 181]), (100, [48, 148, 181])]
+)
+def test_parameters_are_not_split_for_a_rule_that_takes_them_whole(grain: int, stops: list[int]) -> None:
+    assert [stop for _, stop, _ in cuts(rule(whole=True), grain, shard(0, 181))] == stops
+
+
+def test_a_rule_that_communicates_gets_whole_shards() -> None:
+    assert cuts(rule(communicates=True), 16, shard(0, 181)) == [(0, 181, True)]
+
+
+def test_one_parameter_is_one_piece() -> None:
+    assert cuts(rule(whole=True), 16, shard(0, 90, (90,))) == [(0, 90, True)]
