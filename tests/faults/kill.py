@@ -3,8 +3,8 @@
     python tests/faults/kill.py [--times 20] [--nproc 2] [--seed 0]
 
 The run writes a checkpoint after every update. Each time the launcher, or one of its ranks, is killed; then `--resume`
-goes on until the end. The curve must be the uninterrupted one's, bit for bit, and every checkpoint left must load. Every
-other run has its gradients and optimizer states in files, of which nothing may be left.
+goes on until the end. The curve must be the uninterrupted one's, bit for bit, and every checkpoint left must load.
+Every other run has its gradients and optimizer states in files, of which nothing may be left.
 """
 
 from __future__ import annotations

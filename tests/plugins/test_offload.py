@@ -14,6 +14,8 @@ from torch import Tensor
 
 import dsx
 from dsx.errors import DsxError, ManifestError
+from dsx.manifest import Manifest
+from dsx.run.job import run
 from dsx.testing import check_plugin
 from dsx.testing.models import Tangle, tokens
 
@@ -284,3 +286,19 @@ def test_planned_bytes_are_those_of_the_run(tmp_path) -> None:
             assert found.states[place] == size, place
     assert found.buffers["host", "buffer"] == held["host", "buffer"]
     engine.close()
+
+
+def test_checkpoints_beside_the_training_do_not_copy_files(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    manifest = Manifest.of(
+        {
+            "run": {"steps": 1},
+            "batch": {"global": 2},
+            "model": {"factory": "dsx_text:gpt", "layers": 1, "width": 16, "heads": 2, "context": 8},
+            "data": {"source": "dsx_text:files", "files": __file__, "context": 8, "cache": str(tmp_path / "cache")},
+            "partition": {"use": ["nvme_offload"], "nvme_offload": {"path": str(tmp_path / "disk")}},
+            "checkpoint": {"every": 1, "background": True},
+        }
+    )
+    with pytest.raises(DsxError, match="bytes of states that rest in files"):
+        run(manifest)

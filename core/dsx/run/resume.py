@@ -10,7 +10,7 @@ import torch
 from dsx.checkpoint.info import read_info
 from dsx.checkpoint.series import LATEST, Series
 from dsx.engine import Engine
-from dsx.errors import CheckpointError
+from dsx.errors import CheckpointError, DsxError
 from dsx.manifest import Manifest
 from dsx.run.data import Batches
 from dsx.run.state import decode, encode
@@ -38,6 +38,19 @@ class Keeper:
         self.notes: list[str] = []
         self._saved_at: int | None = None
         self._background: Background | None = None
+        if settings.checkpoint.background:
+            self._refuse_copies_of_files()
+
+    def _refuse_copies_of_files(self) -> None:
+        """A copy in memory of what was put into files, since there is no room for it, is not made unasked."""
+        held = self._engine.program.store.places()
+        if size := sum(count for (place, _), count in held.items() if place == "disk"):
+            raise DsxError(
+                "checkpoints beside the training copy all states into the host's memory first",
+                where="checkpoint.background",
+                found=f"{size:,} bytes of states that rest in files",
+                remedy="leave checkpoint.background out, or let those states rest in memory",
+            )
 
     def begin(self, batches: Batches, overwrite: bool, resume: str | None) -> None:
         """Make the run's folder, and continue from a checkpoint if asked to."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +57,11 @@ def model(case: Case) -> nn.Module:
     torch.manual_seed(0)
     shape = SIZES[case.size]
     return gpt(layers=shape["layers"], width=shape["width"], heads=shape["width"] // 64, context=2 * TOKENS)
+
+
+def disk() -> str:
+    """The folder of files with states: DSX_BENCH_DISK, or one beside temporary files."""
+    return os.environ.get("DSX_BENCH_DISK") or os.path.join(tempfile.gettempdir(), "dsx_bench_disk")
 
 
 def batches(case: Case, step: int, rank: int) -> list[Batch]:

@@ -18,15 +18,16 @@ class System:
     imports: list[str] = field(default_factory=lambda: ["torch._dynamo"])
 
 
-def _deepspeed(stage: int) -> System:
+def _deepspeed(stage: int, offload: str | None = None) -> System:
     # From stage 1 on it looks whether the optimizer is its Muon, whose module compiles a function.
     imports = ["torch._dynamo"] + ["deepspeed.runtime.zero.muon.muon_optimizer"] * (stage > 0)
-    return System(DEEPSPEED, "stage", {"number": stage}, imports)
+    return System(DEEPSPEED, "stage", {"number": stage, "offload": offload}, imports)
 
 
-def _dsx(layout: str | None) -> System:
+def _dsx(layout: str | None, offload: str | None = None) -> System:
     imports = ["dsx.start", "dsx_optimizers.adamw"] + [f"dsx_zero.{layout}"] * (layout is not None)
-    return System("of_dsx", "layout", {"name": layout}, imports)
+    imports += [f"dsx_offload.{offload}_offload", "dsx.plan.rooms"] * (offload is not None)
+    return System("of_dsx", "layout", {"name": layout, "offload": offload}, imports)
 
 
 REFERENCE = "ddp"
@@ -42,7 +43,14 @@ SYSTEMS = {
     **{f"deepspeed-{stage}": _deepspeed(stage) for stage in range(4)},
     "dsx-replicated": _dsx(None),
     **{f"dsx-{layout}": _dsx(layout) for layout in ("zero1", "zero2", "zero3")},
+    "deepspeed-1-host": _deepspeed(1, offload="cpu"),
+    "deepspeed-3-disk": _deepspeed(3, offload="nvme"),
+    "dsx-zero1-host": _dsx("zero1", offload="cpu"),
+    **{f"dsx-{layout}-disk": _dsx(layout, offload="nvme") for layout in ("zero1", "zero2", "zero3")},
 }
+OFFLOADED = [name for name in SYSTEMS if name.endswith(("-host", "-disk"))]
+"""Those whose optimizer states rest elsewhere: measured when they are named."""
+
 LABELS = {
     REFERENCE: "DDP",
     "ddp-again": "DDP again (control)",
@@ -58,4 +66,10 @@ LABELS = {
     "dsx-zero1": "dsx zero1",
     "dsx-zero2": "dsx zero2",
     "dsx-zero3": "dsx zero3",
+    "deepspeed-1-host": "DeepSpeed 1, states on the host",
+    "deepspeed-3-disk": "DeepSpeed 3, states in files",
+    "dsx-zero1-host": "dsx zero1, states on the host",
+    "dsx-zero1-disk": "dsx zero1, states in files",
+    "dsx-zero2-disk": "dsx zero2, states in files",
+    "dsx-zero3-disk": "dsx zero3, states in files",
 }

@@ -1,0 +1,156 @@
+"""What states in files, and an update beside the next step, cost: phases of a step against the bound of each.
+
+    python tests/bench/offload.py [--size 25M] [--rounds 12] [--path FOLDER] [--threads 1] [--layout zero1]
+
+One process trains the same GPT in bf16 with AdamW in several engines, in turns: with states in memory, in files, and
+both with `delayed_update`. In each turn the same bytes go through the file engine alone, both ways at once.
+
+forward, backward   until the gradients are there
+update              from there until every state has been updated and is back in its file
+bound               the larger of the update in memory and of the file engine alone
+hidden              of the update in memory: how much shorter a step is with `delayed_update`
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from partition_systems.case import SIZES, Case, batches, model
+
+import dsx
+from dsx_kernels.aio import Files, aligned
+
+PIECE = 4 << 20
+KINDS = ("memory", "files", "memory, delayed", "files, delayed")
+
+
+class Training:
+    """One engine and its times."""
+
+    def __init__(self, kind: str, case: Case, layout: str, folder: Path) -> None:
+        files, delayed = kind.startswith("files"), kind.endswith("delayed")
+        manifest: dict[str, Any] = {
+            "partition": {"use": [layout] + ["nvme_offload"] * files},
+            "precision": {"use": ["bf16"]},
+            "optimize": {"use": ["adamw"] + ["delayed_update"] * delayed},
+        }
+        if files:
+            manifest["partition"]["nvme_offload"] = {"path": str(folder)}
+        if delayed:
+            manifest["optimize"]["delayed_update"] = {"after": 0}
+        self.engine, self.case, self.steps = dsx.prepare(model(case), manifest), case, 0
+        self.forward: list[float] = []
+        self.update: list[float] = []
+
+    def step(self) -> None:
+        """One step, its two phases apart; what a step leaves under way belongs to it unless it is delayed."""
+        (words,) = batches(self.case, self.steps, 0)
+        start = time.perf_counter()
+        self.engine.backward(self.engine(**words)["loss"])
+        between = time.perf_counter()
+        self.engine.step()
+        self.engine.program.store.drain()
+        self.forward.append(between - start)
+        self.update.append(time.perf_counter() - between)
+        self.steps += 1
+
+    def turn(self) -> None:
+        """Two steps, of which the second counts."""
+        self.step()
+        self.forward.pop()
+        self.update.pop()
+        self.step()
+
+    def bytes(self) -> int:
+        """Of the optimizer's states."""
+        return sum(self.engine.program.store.bytes().values())
+
+
+def files_alone(folder: Path, size: int) -> Callable[[], float]:
+    """Seconds in which `size` bytes are read and as many written, pieces of both under way at once."""
+    files, count = Files(folder, size), max(1, size // PIECE)
+    buffers = [aligned(PIECE) for _ in range(12)]
+    for number in range(count):
+        files.write(number * PIECE, buffers[0]).wait()
+
+    def run() -> float:
+        start = time.perf_counter()
+        reads, writes = [], []
+        for number in range(count):
+            reads.append(files.read(number * PIECE, buffers[number % 6]))
+            if len(reads) > 4:
+                reads.pop(0).wait()
+                writes.append(files.write((number - 4) * PIECE, buffers[6 + number % 6]))
+            if len(writes) > 5:
+                writes.pop(0).wait()
+        for ticket in (*reads, *writes):
+            ticket.wait()
+        return time.perf_counter() - start
+
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="25M")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--path", type=Path, help="a folder on the disk; default: that of temporary files")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--layout", default="zero1")
+    choices = parser.parse_args()
+    torch.set_num_threads(choices.threads)
+    case = Case(choices.size, "bf16", 1, 1)
+    with tempfile.TemporaryDirectory(dir=choices.path) as name:
+        trainings = {kind: Training(kind, case, choices.layout, Path(name)) for kind in KINDS}
+        alone = files_alone(Path(name), trainings["memory"].bytes())
+        seconds: list[float] = []
+        for number in range(choices.rounds + 1):
+            for training in trainings.values():
+                training.turn()
+            seconds.append(alone())
+            if number == 0:  # everything is made at its first use
+                seconds.clear()
+                for training in trainings.values():
+                    training.forward.clear()
+                    training.update.clear()
+        print(report(choices.size, trainings, seconds))
+        for training in trainings.values():
+            training.engine.close()
+
+
+def report(size: str, trainings: dict[str, Training], alone: list[float]) -> str:
+    memory = trainings["memory"]
+    io = statistics.median(alone)
+    compute = statistics.median(memory.update)
+    lines = [
+        f"{size}: {memory.bytes() / 1e6:.0f} MB of states; alone, files take {1e3 * io:.0f} ms for them, both ways",
+        "",
+        "| states | forward, backward ms | update ms | step ms | update / bound | step / larger phase | hidden |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for kind, training in trainings.items():
+        bounds = [max(one, other) for one, other in zip(memory.update, alone, strict=True)]
+        own = bounds if kind.startswith("files") else memory.update
+        update = statistics.median(mine / bound for mine, bound in zip(training.update, own, strict=True))
+        steps = [f + u for f, u in zip(training.forward, training.update, strict=True)]
+        plain = [f + u for f, u in zip(memory.forward, memory.update, strict=True)]
+        larger = statistics.median(
+            step / max(forward, bound) for step, forward, bound in zip(steps, memory.forward, own, strict=True)
+        )
+        hidden = statistics.median((one - step) / up for one, step, up in zip(plain, steps, memory.update, strict=True))
+        shown = f"{hidden:.2f}" if kind == "memory, delayed" else ""
+        ms = [1e3 * statistics.median(values) for values in (training.forward, training.update, steps)]
+        lines.append(f"| {kind} | {ms[0]:.0f} | {ms[1]:.0f} | {ms[2]:.0f} | {update:.2f} | {larger:.2f} | {shown} |")
+    lines.append(f"\nupdate in memory {1e3 * compute:.0f} ms")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
