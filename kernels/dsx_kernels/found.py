@@ -12,7 +12,6 @@ import torch
 from dsx.errors import KernelUnavailable
 from dsx_kernels.choice import FLOATS, Found, Operation, registered
 
-
 ENGINES = {"aio": "dsx_kernels.aio"}
 """What is no operation, as it works on bytes: modules whose `missing()` says why they cannot run here."""
 

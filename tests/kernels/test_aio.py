@@ -221,23 +221,46 @@ def test_any_thread_may_wait(files: Files) -> None:
     assert all(ticket.done() for ticket in tickets) and torch.equal(into, data)
 
 
-def test_memory_starts_at_a_page_and_goes_with_its_last_view() -> None:
-    def mapped() -> bool:
-        return any(line.startswith(place) for line in Path("/proc/self/maps").read_text().splitlines())
+def mapping(address: int) -> str | None:
+    """Flags of the mapping in which an address lies."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first:
+            start, stop = (int(end, 16) for end in first.split("-"))
+            inside = start <= address < stop
+        elif inside and first == "VmFlags:":
+            return line
+    return None
 
+
+def test_memory_starts_at_a_page_and_goes_with_its_last_view() -> None:
     memory = aligned(64 * PIECE + 1)
-    place = f"{memory.data_ptr():x}-"
+    address = memory.data_ptr()
     assert memory.dtype == torch.uint8 and memory.numel() == 64 * PIECE + BLOCK
-    assert memory.data_ptr() % BLOCK == 0 and not memory.any()
-    assert aligned(0).numel() == BLOCK
+    assert address % BLOCK == 0 and not memory.any()
     view = memory.view(torch.float32)[5:]
-    assert mapped()
     del memory
-    assert mapped() and view.sum() == 0
+    assert mapping(address) is not None and view.sum() == 0
     del view
-    assert not mapped()
+    assert mapping(address) is None
+
+
+def test_little_memory() -> None:
+    for nbytes in (0, 1, BLOCK, BLOCK + 1, 2 * PIECE - 1):
+        memory = aligned(nbytes)
+        assert memory.numel() == max(1, -(-nbytes // BLOCK)) * BLOCK and memory.data_ptr() % BLOCK == 0
     with pytest.raises(ValueError, match="-1 bytes"):
         aligned(-1)
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages here")
+def test_much_memory_lies_in_huge_pages() -> None:
+    """Whole ones only: no more is taken than was asked for."""
+    memory = aligned(5 * PIECE)
+    assert memory.data_ptr() % (2 * PIECE) == 0
+    flags = [mapping(memory.data_ptr() + at) for at in (0, 4 * PIECE - 1, 4 * PIECE)]
+    assert [flag is not None and " hg" in flag for flag in flags] == [True, True, False]
 
 
 @pytest.mark.parametrize(

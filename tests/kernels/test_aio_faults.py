@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from dsx.errors import DsxError
-from dsx_kernels.aio import BLOCK, PIECE, Files, Ticket, aligned, home, missing, native
+from dsx_kernels.aio import BLOCK, PIECE, Files, Ticket, aligned, free, home, missing, native
 from kernels.test_aio import noise, replace
 
 if reason := missing():
@@ -226,9 +226,9 @@ def test_a_process_that_ends(tmp_path: Path) -> None:
     assert waiting.stdout is not None and waiting.stdout.readline() == b"waiting\n"
     time.sleep(0.1)
     waiting.send_signal(signal.SIGINT)
-    _, said = waiting.communicate(timeout=30)
+    _, said = waiting.communicate(timeout=120)
     assert said.splitlines()[-1] == b"KeyboardInterrupt" and waiting.returncode == -signal.SIGINT
-    _, said = both["ends"].communicate(timeout=30)
+    _, said = both["ends"].communicate(timeout=120)
     assert (both["ends"].returncode, said) == (0, b"")
     assert [os.listdir(tmp_path / name) for name in both] == [[], []]
 
@@ -296,6 +296,15 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
         ended(living)
     Files(tmp_path, PIECE).close()
     assert os.listdir(tmp_path) == ["dsx-notes"]
+
+
+def test_what_is_left_counts_as_free(tmp_path: Path) -> None:
+    new = tmp_path / "not" / "there"
+    killed = sleeper(tmp_path)
+    os.kill(killed, signal.SIGKILL)
+    ended(killed)
+    assert free([tmp_path, new]) % 2 == 0 and free(tmp_path) > PIECE
+    assert os.listdir(tmp_path) == []
 
 
 def test_several_processes_in_one_folder(tmp_path: Path) -> None:

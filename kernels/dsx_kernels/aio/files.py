@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from dsx.errors import DsxError, KernelUnavailable
 from dsx_kernels.aio.disks import Disk
+from dsx_kernels.aio.faults import refused
+from dsx_kernels.aio.home import sweep
 from dsx_kernels.aio.layout import BLOCK, rounded, sizes
 from dsx_kernels.aio.native import Engine, Ticket, missing
 
@@ -109,6 +112,21 @@ class Files:
                 f"multiple of {BLOCK:,}"
             )
         return tensor
+
+
+def free(folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> int:
+    """Bytes that `Files` could take in folders, which may not be there yet.
+
+    What processes that are dead left in them is removed first, as `Files` would. `DsxError` if one cannot be read.
+    """
+    several = _folders(folders)
+    for folder in filter(Path.is_dir, several):
+        try:
+            sweep(folder)
+        except OSError as error:
+            raise refused(folder, error) from error
+    there = [next(path for path in (folder, *folder.parents) if path.exists()) for folder in several]
+    return len(several) * min(shutil.disk_usage(path).free for path in there)
 
 
 def _folders(named: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:

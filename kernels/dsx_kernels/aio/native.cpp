@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #ifdef __linux__
@@ -86,12 +87,17 @@ Outcome transfer(const File& file, bool write, char* data, int64_t bytes, int64_
     return {NONE, done, 0};
 }
 
-// Memory for one piece, taken when it is first needed.
+// Memory for one piece, taken when it is first needed: a huge page where the system has them, one range to the disk.
 class Bounce {
   public:
     ~Bounce() { std::free(memory); }
     char* get() {
-        if (!memory && posix_memalign(&memory, BLOCK, PIECE)) memory = nullptr;
+        constexpr size_t PAGE = 2 * PIECE;
+        if (memory) return static_cast<char*>(memory);
+        if (posix_memalign(&memory, PAGE, PAGE)) return static_cast<char*>(memory = nullptr);
+#ifdef MADV_HUGEPAGE
+        madvise(memory, PAGE, MADV_HUGEPAGE);
+#endif
         return static_cast<char*>(memory);
     }
 
