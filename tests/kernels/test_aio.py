@@ -20,6 +20,7 @@ from torch import Tensor
 from dsx.errors import DsxError
 from dsx_kernels.aio import BLOCK, PIECE, Files, aligned, missing
 from dsx_kernels.aio.layout import place, sizes
+from kernels.aio import noise, replace
 
 if reason := missing():
     pytest.skip(f"no file engine here: {reason}", allow_module_level=True)
@@ -35,12 +36,6 @@ def files(tmp_path: Path) -> Iterator[Files]:
     made.close()
 
 
-def noise(nbytes: int, start: int = 0) -> Tensor:
-    """Bytes at `start` of a page."""
-    memory = aligned(nbytes + start)[start : start + nbytes]
-    return memory.copy_(torch.randint(0, 256, (nbytes,), dtype=torch.uint8))
-
-
 def on_disk(files: Files) -> bytes:
     """What the files hold, as another program reads them."""
     files.sync()
@@ -50,13 +45,6 @@ def on_disk(files: Files) -> bytes:
         number, byte = place(at, len(contents))
         found[at : at + BLOCK] = contents[number][byte : byte + BLOCK]
     return bytes(found)
-
-
-def replace(files: Files, device: str, number: int = 0) -> None:
-    """Put a device, which fails by itself, in the place of an open file."""
-    instead = os.open(device, os.O_RDWR)
-    os.dup2(instead, files._engine._descriptors[number])
-    os.close(instead)
 
 
 @pytest.mark.parametrize("checksums", [False, True])
