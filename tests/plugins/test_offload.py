@@ -14,7 +14,6 @@ from torch import Tensor
 
 import dsx
 from dsx.errors import DsxError, ManifestError
-from dsx.manifest import Manifest
 from dsx.run.job import run
 from dsx.testing import check_plugin
 from dsx.testing.models import Tangle, tokens
@@ -288,17 +287,34 @@ def test_planned_bytes_are_those_of_the_run(tmp_path) -> None:
     engine.close()
 
 
+BESIDE = """
+[run]
+steps = 1
+[batch]
+global = 2
+[model]
+factory = "dsx_text:gpt"
+layers = 1
+width = 16
+heads = 2
+context = 8
+[data]
+source = "dsx_text:files"
+files = "run.toml"
+context = 8
+cache = "cache"
+[partition]
+use = ["nvme_offload"]
+[partition.nvme_offload]
+path = "disk"
+[checkpoint]
+every = 1
+background = true
+"""
+
+
 def test_checkpoints_beside_the_training_do_not_copy_files(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    manifest = Manifest.of(
-        {
-            "run": {"steps": 1},
-            "batch": {"global": 2},
-            "model": {"factory": "dsx_text:gpt", "layers": 1, "width": 16, "heads": 2, "context": 8},
-            "data": {"source": "dsx_text:files", "files": __file__, "context": 8, "cache": str(tmp_path / "cache")},
-            "partition": {"use": ["nvme_offload"], "nvme_offload": {"path": str(tmp_path / "disk")}},
-            "checkpoint": {"every": 1, "background": True},
-        }
-    )
+    Path("run.toml").write_text(BESIDE)
     with pytest.raises(DsxError, match="bytes of states that rest in files"):
-        run(manifest)
+        run("run.toml")
