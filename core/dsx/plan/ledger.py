@@ -17,6 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from dsx.deferred.on_meta import META, each
 from dsx.errors import DsxError
+from dsx.plan.shapes import result as result_of
 
 Account = Callable[[], Mapping[tuple[str, str], int]]
 """What parts hold now: bytes by (where, name)."""
@@ -128,8 +129,9 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _done(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What an operation returns. One that changes its arguments and returns nothing needs no kernel where they have no
-    values; torch's fused SGD has none."""
+    """What an operation returns."""
+    if (known := result_of(func, args, kwargs)) is not NotImplemented:
+        return known
     try:
         return func(*args, **kwargs)
     except NotImplementedError as error:
