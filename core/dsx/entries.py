@@ -132,9 +132,12 @@ def _metadata(group: str) -> Iterable[Registration]:
     """importlib.metadata's view: `entrypoints` misreads distributions whose folder name is not normalised."""
     for distribution in importlib.metadata.distributions():
         try:
-            points = [point for point in distribution.entry_points if point.group == group]
+            named = group in (distribution.read_text("entry_points.txt") or "")  # most do not, and parsing takes long
+            points = [point for point in distribution.entry_points if point.group == group] if named else []
         except Exception:
             continue  # the broken one that `entrypoints` has named already
+        # Each look at a distribution's metadata parses its whole file.
+        about: Any = distribution.metadata if points else None
         for point in points:
-            name = f"{_normalised(distribution.metadata['Name'])} {distribution.version}"
+            name = f"{_normalised(about['Name'])} {about['Version']}"
             yield Registration(point.name, point.value.replace(" ", ""), name)
