@@ -20,6 +20,7 @@ from dsx.contracts import CHANNELS, Channel, Handle, Operation, Purpose, Transpo
 from dsx.defaults.direct import Direct
 from dsx.defaults.line import Line
 from dsx.defaults.swap import CHUNK, TAGS, Swap, sendable, sum_up
+from dsx.launch.distributed import let_go
 
 _LAST_TAG = TAGS << 29
 
@@ -99,9 +100,12 @@ class Collectives(Transport):
             self._host.close()
         for line in self._lines.values():
             line.stop()
-        for group in self._groups.values():
-            dist.destroy_process_group(group)
+        groups = list(self._groups.values())
         self._groups.clear()
+        for group in groups:
+            dist.destroy_process_group(group)
+        del group
+        let_go(groups)
 
     def _read_everywhere(self, tensor: Tensor) -> bool:
         """Whether all ranks would read their slices of a tensor; gloo's ring is as good for small ones."""

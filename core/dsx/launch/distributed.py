@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from threading import Thread
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -64,6 +66,16 @@ def leave(ranks: Ranks) -> None:
     """Destroy the process group if `join` made it and it is still there."""
     if ranks.owned and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def let_go(groups: list[Any]) -> None:
+    """Drop what are the last references to destroyed groups, all at once: a gloo group holds up whoever does for some
+    20 ms, until its own thread has noticed."""
+    threads = [Thread(target=groups.pop) for _ in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def _backend(device: torch.device | None) -> str:

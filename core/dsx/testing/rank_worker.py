@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dsx.launch.distributed import let_go
 from dsx.launch.worker import die_with_parent
 from dsx.testing.rank_process import Call, Outcome
 
@@ -135,10 +136,13 @@ def _own_part(error: BaseException) -> Any:
 
 
 def _leave() -> None:
+    groups: list[Any] = []
     if dist.is_initialized():
+        groups = list(dist.distributed_c10d._world.pg_map)
         dist.destroy_process_group()
     # Groups, hooks and tensors that hang in cycles must not reach into the next call.
     gc.collect()
+    let_go(groups)
 
 
 if __name__ == "__main__":
