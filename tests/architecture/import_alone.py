@@ -45,14 +45,18 @@ def problems(module: str) -> list[str]:
         return [f"{module} does not import alone: {type(error).__name__}: {error}"]
     added = {name for name in sys.modules if name not in before}
     woken = [name for name in SLEEPERS if name in added]
-    needed = [name for name in woken if module in {f"dsx.checkpoint.{part}" for part in NEEDS.get(name, ())}]
-    found = [f"{module} imports {name}" for name in woken if name not in (*needed, own)]
+    found = [f"{module} imports {name}" for name in woken if name not in (*_needs(module), own)]
     if module.partition(".")[0] in ("dsx", "dsx_kernels"):
         plugins = {name.partition(".")[0] for name in added if name.startswith("dsx_")} - {"dsx_kernels"}
         found += [f"{module} imports the plugin package {name}" for name in sorted(plugins)]
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found.append(f"{module} starts CUDA")
     return found
+
+
+def _needs(module: str) -> list[str]:
+    """Sleepers that a module may wake."""
+    return [name for name, parts in NEEDS.items() if module in {f"dsx.checkpoint.{part}" for part in parts}]
 
 
 def _library(module: str) -> str | None:
@@ -70,14 +74,16 @@ def _in_child(module: str) -> NoReturn:
 
 
 def main(root: str, modules: list[str]) -> None:
-    """Fork for one module after the other."""
+    """Fork for one module after the other, those that may wake nothing first."""
     for library in ("torch", *LIBRARIES):
         importlib.import_module(library)
     sys.path[:0] = [os.path.join(root, folder) for folder in ("core", "plugins", "kernels")]
     with tempfile.TemporaryDirectory() as cache:
         # what one child compiles, the next need not
         sys.pycache_prefix, sys.dont_write_bytecode = cache, False
-        for module in modules:
+        for module in sorted(modules, key=_needs):
+            for library in _needs(module):
+                importlib.import_module(library)  # once, as all that follow need it
             child = os.fork()
             if child == 0:
                 _in_child(module)

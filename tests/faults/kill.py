@@ -3,8 +3,9 @@
     python tests/faults/kill.py [--times 20] [--nproc 2] [--seed 0]
 
 The run writes a checkpoint after every update. Each time the launcher, or one of its ranks, is killed; then `--resume`
-goes on until the end. The curve must be the uninterrupted one's, bit for bit, and every checkpoint left must load.
-Every other run has its gradients and optimizer states in files, of which nothing may be left.
+goes on to the end, or to the next kill. The curve must be the uninterrupted one's, bit for bit, and every checkpoint
+left must load. The first run and every other one after it have their gradients and optimizer states in files, of which
+nothing may be left.
 """
 
 from __future__ import annotations
@@ -93,10 +94,12 @@ class Run:
                 found[record["step"]] = record["loss"]
         return found
 
-    def kill(self, chance: random.Random) -> int:
-        """Kill the launcher or a rank somewhere in the run; the updates made until then."""
-        process = self.start(resume=False)
-        until = chance.randrange(0, STEPS - 5)
+    def resumes(self) -> bool:
+        return (self.folder / "checkpoints" / "latest").exists()
+
+    def kill(self, chance: random.Random, until: int) -> int:
+        """Start it, or go on, and kill the launcher or a rank soon after update `until`; the updates made by then."""
+        process = self.start(self.resumes())
         while self.updates() < until and process.poll() is None:
             time.sleep(0.005)
         time.sleep(chance.random() * 0.1)
@@ -137,8 +140,8 @@ def prepare(folder: Path) -> None:
     (folder / "run.toml").write_text(text)
 
 
-def check(times: int, nproc: int, seed: int) -> list[int]:
-    """Kill and resume `times` runs; the updates at which each was killed."""
+def check(times: int, nproc: int, seed: int, each: int = 1) -> list[int]:
+    """Kill and resume runs, `each` so often, until there were `times` kills; the updates at which they came."""
     chance, killed = random.Random(seed), []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -147,13 +150,13 @@ def check(times: int, nproc: int, seed: int) -> list[int]:
         whole.finish(resume=False)
         expected = whole.losses()
         assert sorted(expected) == list(range(1, STEPS + 1))
-        for number in range(times):
-            run = Run(folder / f"killed{number}", nproc, folder / "disk" if number % 2 else None)
-            killed.append(run.kill(chance))
-            resume = (run.folder / "checkpoints" / "latest").exists()
-            run.finish(resume=resume)
+        for number in range(times // each):
+            run = Run(folder / f"killed{number}", nproc, None if number % 2 else folder / "disk")
+            instants = sorted(chance.randrange(0, STEPS - 5) for _ in range(each))
+            killed += [run.kill(chance, until) for until in instants]
+            run.finish(run.resumes())
             found = run.losses()
-            assert found == expected, f"after a kill at update {killed[-1]} the curve differs"
+            assert found == expected, f"after kills at updates {killed[-each:]} the curve differs"
             first, second = (load_file(r.folder / "model.safetensors") for r in (whole, run))
             assert first.keys() == second.keys()
             assert all(torch.equal(tensor, second[name]) for name, tensor in first.items()), "the weights differ"
