@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from dsx.contracts import Ballot, Bucket, Flat, Handle, Scope, Shard, Span
+from dsx.contracts import Ballot, Bucket, Flat, Handle, Scope, Shard, Span, comes_back
 from dsx.plugin import Context
 from dsx_zero.gradients import Gradients
 
@@ -23,7 +23,8 @@ class ShardedGradients(Gradients):
     """Traffic of k micro-batches: k reduce-scatters.
 
     Buffers for whole gradients are taken when a unit's first gradient arrives and given back when its average is there;
-    they are kept for the next unit of that size, since freshly mapped memory is slow.
+    they are kept for the next unit of that size, since freshly mapped memory is slow. Where it is not, none is kept
+    from one window to the next.
     """
 
     def __init__(self, ctx: Context, shards: Sequence[Shard]) -> None:
@@ -117,7 +118,10 @@ class ShardedGradients(Gradients):
             self._reduce_all()
         self.reductions.mend()
         self.reductions.share_order(self._device)
-        return self._ballot(self._squares_of(shard) for shard in self._shards)
+        ballot = self._ballot(self._squares_of(shard) for shard in self._shards)
+        if comes_back(self._device):
+            self._pool.clear()
+        return ballot
 
     def _squares_of(self, shard: Shard) -> Tensor:
         if shard.key not in self._squares:  # the window was closed early

@@ -182,3 +182,17 @@ def test_weights_are_read_without_calling_their_module(ranks, layout: str, walk:
     """Case 72: through `engine.gathered`."""
     found = ranks.run(train, layout, Headless, walk, accumulation=accumulation, world=WORLD)
     check(found, after(Headless, walk, accumulation=accumulation))
+
+
+@pytest.mark.parametrize("cheap", [True, False])
+def test_buffers_of_whole_gradients_stay_only_where_new_memory_is_dear(cheap, monkeypatch) -> None:
+    monkeypatch.setattr("dsx_zero.sharded_gradients.comes_back", lambda device: cheap)
+    engine = dsx.prepare(Net(), {"partition": {"use": ["zero2"]}})
+    sizes = []
+    for step in range(2):
+        engine.backward(engine(*sample(step)))
+        during = engine.program.layout.bytes()["buffer"]
+        engine.step()
+        sizes.append((during > 0, engine.program.layout.bytes()["buffer"] > 0))
+    engine.close()
+    assert sizes == [(True, not cheap)] * 2

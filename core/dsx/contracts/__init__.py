@@ -22,7 +22,7 @@ from dsx.contracts.dtypes import Dtypes, at_least_fp32
 from dsx.contracts.guard import Guard
 from dsx.contracts.layout import Ballot, Boundary, Layout, Scope
 from dsx.contracts.logical import grid, logical_state
-from dsx.contracts.memory import lasting, memory_of, with_values
+from dsx.contracts.memory import comes_back, lasting, memory_of, with_values
 from dsx.contracts.observe import Evaluation, Observer, RunInfo
 from dsx.contracts.reductions import Bucket, Reductions, Slot, fill_buckets
 from dsx.contracts.rule import Groups, Rule, ViewRule
@@ -98,6 +98,7 @@ __all__ = [
     "WholeParameters",
     "Wrap",
     "at_least_fp32",
+    "comes_back",
     "fill_buckets",
     "grid",
     "lasting",
