@@ -6,13 +6,14 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
+#include <type_traits>
 
 #include <omp.h>
 
+#include "numbers.h"
+
 #if defined(__x86_64__) && !defined(DSX_GENERIC_ONLY)
+#include <immintrin.h>
 #define DSX_X86 1
 #define DSX_AVX2 __attribute__((target("avx2,fma,f16c")))
 #define DSX_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,f16c,prefer-vector-width=512")))
@@ -25,68 +26,12 @@
 #endif
 
 #define DSX_API extern "C" __attribute__((visibility("default")))
-#define DSX_INLINE inline __attribute__((always_inline))
 
 namespace dsx {
 
 // ---- element types ------------------------------------------------------------------------------------------------
 
-struct bf16 {
-    uint16_t bits;
-};
-struct f16 {
-    uint16_t bits;
-};
-
 enum dtype : int32_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, FLOAT64 = 3 };
-
-template <class To, class From> DSX_INLINE To bit_cast(From from) {
-    static_assert(sizeof(To) == sizeof(From));
-    To to;
-    std::memcpy(&to, &from, sizeof to);
-    return to;
-}
-
-DSX_INLINE float widen(float value) { return value; }
-DSX_INLINE double widen(double value) { return value; }
-DSX_INLINE float widen(bf16 value) { return bit_cast<float>(uint32_t(value.bits) << 16); }
-
-DSX_INLINE float widen(f16 value) {
-    // Exponent and mantissa move up by 13 bits. A subnormal is counted in units of 2^-24, as an integer: its image is
-    // a normal number, whatever the processor does to subnormal ones.
-    const uint32_t size = value.bits & 0x7fffu, sign = uint32_t(value.bits & 0x8000u) << 16;
-    const uint32_t moved = (size << 13) + (size >= 0x7c00u ? 0x70000000u : 0x38000000u);
-    const uint32_t small = bit_cast<uint32_t>(float(int32_t(size)) * 0x1p-24f);
-    return bit_cast<float>((size < 0x0400u ? small : moved) | sign);
-}
-
-template <class To, class From> DSX_INLINE To narrow(From value);  // round to nearest, ties to even
-
-template <> DSX_INLINE float narrow<float>(float value) { return value; }
-template <> DSX_INLINE float narrow<float>(double value) { return float(value); }
-template <> DSX_INLINE double narrow<double>(float value) { return value; }
-template <> DSX_INLINE double narrow<double>(double value) { return value; }
-
-template <> DSX_INLINE bf16 narrow<bf16>(float value) {
-    const uint32_t bits = bit_cast<uint32_t>(value);
-    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    return {uint16_t(value != value ? 0x7fc0u : rounded)};
-}
-
-template <> DSX_INLINE f16 narrow<f16>(float value) {
-    const uint32_t bits = bit_cast<uint32_t>(value), size = bits & 0x7fffffffu;
-    const uint32_t normal = (size - 0x38000000u + 0x0fffu + ((size >> 13) & 1u)) >> 13;
-    // Adding 0.5 leaves the multiple of 2^-24 that is nearest in the low bits.
-    const uint32_t small = bit_cast<uint32_t>(bit_cast<float>(size) + 0.5f) - 0x3f000000u;
-    uint32_t half = size < 0x38800000u ? small : normal;
-    half = size >= 0x477ff000u ? 0x7c00u : half;
-    half = value != value ? 0x7e00u : half;
-    return {uint16_t(half | ((bits >> 16) & 0x8000u))};
-}
-
-// By way of float, as torch and GPUs do.
-template <> DSX_INLINE bf16 narrow<bf16>(double value) { return narrow<bf16>(float(value)); }
-template <> DSX_INLINE f16 narrow<f16>(double value) { return narrow<f16>(float(value)); }
 
 // Calls `use` with a value of the element type that a code names.
 template <class Use> DSX_INLINE void with_type(int32_t code, const Use& use) {
@@ -97,11 +42,6 @@ template <class Use> DSX_INLINE void with_type(int32_t code, const Use& use) {
     default: return use(float{});
     }
 }
-
-// The type in which numbers of these types are computed: double if any is, else float.
-template <class... T> struct wide {
-    using type = typename std::conditional<(std::is_same<T, double>::value || ...), double, float>::type;
-};
 
 // ---- instruction sets and threads ---------------------------------------------------------------------------------
 
@@ -124,6 +64,44 @@ template <class Body> DSX_AVX2 void on_avx2(const Body& body, int64_t begin, int
 template <class Body> void on_generic(const Body& body, int64_t begin, int64_t end) {
     body(begin, end, Width<16>{});
 }
+
+// ---- float16 in blocks --------------------------------------------------------------------------------------------
+
+// Processors with AVX2 convert float16 by an instruction that compilers do not make of a loop. Its bits are those of
+// numbers.h, subnormal numbers and NaN included, by which the rest of a block goes.
+#ifdef DSX_X86
+DSX_AVX2 inline int64_t widen_vectors(const f16* from, float* to, int64_t count) {
+    int64_t at = 0;
+    for (; at + 8 <= count; at += 8)
+        _mm256_storeu_ps(to + at, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at))));
+    return at;
+}
+DSX_AVX2 inline int64_t narrow_vectors(const float* from, f16* to, int64_t count) {
+    int64_t at = 0;
+    for (; at + 8 <= count; at += 8)
+        _mm_storeu_si128(
+            reinterpret_cast<__m128i*>(to + at), _mm256_cvtps_ph(_mm256_loadu_ps(from + at), _MM_FROUND_TO_NEAREST_INT)
+        );
+    return at;
+}
+#else
+inline int64_t widen_vectors(const f16*, float*, int64_t) { return 0; }
+inline int64_t narrow_vectors(const float*, f16*, int64_t) { return 0; }
+#endif
+
+inline void widen(const f16* from, float* to, int64_t count) {
+    const int64_t done = instructions == GENERIC ? 0 : widen_vectors(from, to, count);
+    DSX_INDEPENDENT
+    for (int64_t at = done; at < count; at++) to[at] = widen(from[at]);
+}
+
+inline void narrow(const float* from, f16* to, int64_t count) {
+    const int64_t done = instructions == GENERIC ? 0 : narrow_vectors(from, to, count);
+    DSX_INDEPENDENT
+    for (int64_t at = done; at < count; at++) to[at] = narrow<f16>(from[at]);
+}
+
+// ---- loops --------------------------------------------------------------------------------------------------------
 
 template <class Body> void run(const Body& body, int64_t begin, int64_t end) {
 #ifdef DSX_X86

@@ -25,6 +25,8 @@ template <class W> DSX_INLINE W* read(const Slice& slice, int64_t at, int64_t co
         T* from = static_cast<T*>(slice.data) + at;
         if constexpr (std::is_same<T, W>::value) {
             found = from;
+        } else if constexpr (std::is_same<T, f16>::value && std::is_same<W, float>::value) {
+            widen(from, buffer, count);
         } else {
             DSX_INDEPENDENT
             for (int64_t i = 0; i < count; i++) buffer[i] = W(widen(from[i]));
@@ -39,8 +41,12 @@ template <class W> DSX_INLINE void write(const Slice& slice, int64_t at, int64_t
         using T = decltype(tag);
         T* to = static_cast<T*>(slice.data) + at;
         if (static_cast<const void*>(to) == values) return;
-        DSX_INDEPENDENT
-        for (int64_t i = 0; i < count; i++) to[i] = narrow<T>(values[i]);
+        if constexpr (std::is_same<T, f16>::value && std::is_same<W, float>::value) {
+            narrow(values, to, count);
+        } else {
+            DSX_INDEPENDENT
+            for (int64_t i = 0; i < count; i++) to[i] = narrow<T>(values[i]);
+        }
     });
 }
 
@@ -57,13 +63,6 @@ constexpr int64_t GRAIN = 1 << 15;
 
 template <class Body> void for_each_block(int64_t count, int32_t threads, const Body& body) {
     for_each(count, threads, GRAIN, Blocks<Body>{body});
-}
-
-// A gradient as an update sees it: multiplied, clamped, NaN kept.
-template <class W> DSX_INLINE W clamped(W gradient, W multiplier, W limit) {
-    const W scaled = gradient * multiplier;
-    const W below = scaled > limit ? limit : scaled;
-    return below < -limit ? -limit : below;
 }
 
 }  // namespace dsx

@@ -111,6 +111,21 @@ def test_every_16_bit_number_is_widened_exactly(half: torch.dtype) -> None:
         assert same_bits(back, source), way
 
 
+@pytest.mark.skipif(LEVELS == ("generic",), reason="there is one instruction set")
+def test_float16_has_the_same_bits_on_every_instruction_set() -> None:
+    """All of them, NaN with what they carry too, one way; the other way all upper halves of float32, and those next."""
+    halves = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(F16)
+    upper = torch.arange(-(2**15), 2**15, dtype=torch.int32) << 16
+    floats = torch.cat([upper + low for low in (0, 1, 0x0FFF, 0x1000, 0x1001, 0x2000, 0x7FFF, 0xFFFF)]).view(F32)
+    found = set()
+    for _ in ways():
+        wide, narrow = torch.empty(len(halves)), torch.empty(len(floats), dtype=F16)
+        native("cast")(halves, wide)
+        native("cast")(floats, narrow)
+        found.add((wide.numpy().tobytes(), narrow.numpy().tobytes()))
+    assert len(found) == 1
+
+
 @pytest.mark.parametrize("half", [BF16, F16])
 def test_numbers_between_are_rounded_as_torch_does(half: torch.dtype) -> None:
     """Around every border and middle between two numbers of 16 bits."""

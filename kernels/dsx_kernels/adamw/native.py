@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from ctypes import POINTER, c_double, c_int32, c_int64
 
 import torch
 from torch import Tensor
 
+from dsx_kernels.adamw.scalars import scalars
 from dsx_kernels.library import Function, Slice, numbers, slices
 
 _adamw = Function("dsx_adamw", None, POINTER(Slice), POINTER(c_double), c_int64, c_int32)
@@ -30,16 +30,6 @@ def adamw(
     multiplier: float,
     clip_value: float | None,
 ) -> None:
-    scalars = numbers(
-        -multiplier if maximize else multiplier,
-        math.inf if clip_value is None else clip_value,
-        1 - betas[0],
-        betas[1],
-        1 - betas[1],
-        1 - lr * weight_decay,
-        lr / (1 - betas[0] ** step),
-        1 / math.sqrt(1 - betas[1] ** step),
-        eps,
-    )
+    values = numbers(*scalars(lr, betas, eps, weight_decay, step, maximize, multiplier, clip_value))
     tensors = slices(gradient, master, exp_avg, exp_avg_sq, max_exp_avg_sq, param)
-    _adamw(tensors, scalars, master.numel(), torch.get_num_threads())
+    _adamw(tensors, values, master.numel(), torch.get_num_threads())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from dsx_kernels.adamw.scalars import scalars
 from dsx_kernels.triton_blocks import clamped, launch, number, quotient, read, root, wide, write
 
 
@@ -28,19 +27,9 @@ def adamw(
     multiplier: float,
     clip_value: float | None,
 ) -> None:
-    numbers = (
-        -multiplier if maximize else multiplier,
-        math.inf if clip_value is None else clip_value,
-        1 - betas[0],
-        betas[1],
-        1 - betas[1],
-        1 - lr * weight_decay,
-        lr / (1 - betas[0] ** step),
-        1 / math.sqrt(1 - betas[1] ** step),
-        eps,
-    )
+    values = scalars(lr, betas, eps, weight_decay, step, maximize, multiplier, clip_value)
     tensors = (gradient, master, exp_avg, exp_avg_sq, max_exp_avg_sq, param)
-    launch(_adamw, master, *tensors, master.numel(), *map(float, numbers), WIDE=wide(master))
+    launch(_adamw, master, *tensors, master.numel(), *map(float, values), WIDE=wide(master))
 
 
 @triton.jit(do_not_specialize=["count"])  # type: ignore[untyped-decorator]

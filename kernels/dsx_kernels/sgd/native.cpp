@@ -1,35 +1,29 @@
 // Stochastic gradient descent, one pass.
 #include "../slices.h"
+#include "update.h"
 
 namespace {
 
 using namespace dsx;
 
-template <class W> struct Numbers {
-    W multiplier, limit, decay, keep, share, momentum, rate;
-};
-
 enum Look : int32_t { PLAIN = 0, MOMENTUM = 1, NESTEROV = 2 };
 
 template <class W, Look LOOK> struct SGD {
     Slice gradient, master, buffer, param;
-    Numbers<W> numbers;
+    SGDNumbers<W> numbers;
 
     DSX_INLINE void block(int64_t at, int64_t count) const {
         alignas(64) W room[3][BLOCK];
-        const Numbers<W> k = numbers;
+        const SGDNumbers<W> k = numbers;
         const W* g = read(gradient, at, count, room[0]);
         W* p = read(master, at, count, room[1]);
         W* b = LOOK == PLAIN ? nullptr : read(buffer, at, count, room[2]);
         DSX_INDEPENDENT
         for (int64_t i = 0; i < count; i++) {
-            const W grad = clamped(g[i], k.multiplier, k.limit) + k.decay * p[i];
-            W direction = grad;
-            if constexpr (LOOK != PLAIN) {
-                b[i] = k.keep * b[i] + k.share * grad;
-                direction = LOOK == NESTEROV ? grad + k.momentum * b[i] : b[i];
-            }
-            p[i] = p[i] - k.rate * direction;
+            const SGDState<W> old{p[i], LOOK == PLAIN ? W(0) : b[i]};
+            const SGDState<W> found = sgd_update<LOOK != PLAIN, LOOK == NESTEROV>(k, g[i], old);
+            p[i] = found.weight;
+            if constexpr (LOOK != PLAIN) b[i] = found.buffer;
         }
         write(master, at, count, p);
         if (LOOK != PLAIN) write(buffer, at, count, b);
@@ -38,7 +32,7 @@ template <class W, Look LOOK> struct SGD {
 };
 
 template <class W> void sgd(const Slice* s, const double* n, Look look, int64_t count, int32_t threads) {
-    const Numbers<W> k{W(n[0]), W(n[1]), W(n[2]), W(n[3]), W(n[4]), W(n[5]), W(n[6])};
+    const SGDNumbers<W> k{W(n[0]), W(n[1]), W(n[2]), W(n[3]), W(n[4]), W(n[5]), W(n[6])};
     switch (look) {
     case PLAIN: return for_each_block(count, threads, SGD<W, PLAIN>{s[0], s[1], s[2], s[3], k});
     case MOMENTUM: return for_each_block(count, threads, SGD<W, MOMENTUM>{s[0], s[1], s[2], s[3], k});
@@ -49,8 +43,7 @@ template <class W> void sgd(const Slice* s, const double* n, Look look, int64_t 
 }  // namespace
 
 // slices: gradient, master, momentum_buffer (null: no momentum), param (null: it is the master)
-// numbers: multiplier (negative to maximize), limit, weight decay, what the buffer and the
-//          gradient are multiplied by in their sum, momentum, lr
+// numbers: those of update.h, in order
 DSX_API void dsx_sgd(const Slice* slices, const double* numbers, int32_t nesterov, int64_t count, int32_t threads) {
     const Look look = !slices[2].data ? PLAIN : nesterov ? NESTEROV : MOMENTUM;
     slices[1].type == FLOAT64 ? sgd<double>(slices, numbers, look, count, threads)

@@ -37,13 +37,6 @@ template <class W, int BYTES> struct Lanes {
         }
     }
 
-    DSX_INLINE void add(const f16* values) {
-        alignas(64) W wide[LANES];
-        DSX_INDEPENDENT
-        for (int64_t lane = 0; lane < LANES; lane++) wide[lane] = widen(values[lane]);
-        add(wide);
-    }
-
     DSX_INLINE double total() const {
         double total = 0;
         for (int64_t number = 0; number < COUNT; number++)
@@ -60,17 +53,27 @@ template <class T> struct Squares {
 
     template <int BYTES> DSX_INLINE void operator()(int64_t begin, int64_t end, Width<BYTES>) const {
         for (int64_t block = begin; block < end; block++) {
-            const int64_t stop = std::min(count, (block + 1) * BLOCK);
-            int64_t at = block * BLOCK;
-            Lanes<W, BYTES> lanes;
-            for (; at + LANES <= stop; at += LANES) lanes.add(values + at);
-            double rest = 0;
-            for (; at < stop; at++) {
-                const W x = widen(values[at]);
-                rest += double(W(x * x));
+            const int64_t at = block * BLOCK, length = std::min(BLOCK, count - at);
+            if constexpr (std::is_same<T, f16>::value) {
+                alignas(64) float widened[BLOCK];
+                widen(values + at, widened, length);
+                sums[block] = sum<BYTES>(widened, length);
+            } else {
+                sums[block] = sum<BYTES>(values + at, length);
             }
-            sums[block] = lanes.total() + rest;
         }
+    }
+
+    template <int BYTES, class V> static DSX_INLINE double sum(const V* values, int64_t count) {
+        Lanes<W, BYTES> lanes;
+        int64_t at = 0;
+        for (; at + LANES <= count; at += LANES) lanes.add(values + at);
+        double rest = 0;
+        for (; at < count; at++) {
+            const W x = widen(values[at]);
+            rest += double(W(x * x));
+        }
+        return lanes.total() + rest;
     }
 };
 
