@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks dsx on a machine with a GPU, in under eight minutes:   bash tests/device/check.sh [WHEELS]
 #
-# Every kernel against the float64 reference, the engine under every layout against plain PyTorch, alone and on two
+# Every kernel, by Triton and by CUDA, against the float64 reference, the engine under every layout against plain PyTorch, alone and on two
 # ranks, and kernels timed against the bandwidth that this GPU has. WHEELS is a folder of wheels made by wheels.sh, from
 # which what this Python lacks is installed, without a network and beside the build, not into it.
 # Results: $OUT/results.json, if OUT is set. Exit code: 0 all is well, 1 something is not, 77 there is no GPU here.

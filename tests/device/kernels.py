@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import import_module
 
+import torch
+
 from device.part import Checks, Figures
-from dsx_kernels import Implementation, Operation
+from dsx_kernels import Implementation, Operation, library
 from dsx_kernels.choice import REFERENCE
-from kernels.cases import KEYS, TABLE, Case, Function, call, check, same_bits
+from kernels.cases import KEYS, TABLE, Case, Function, call, check, run, same_bits
 
 
 def checks(device: str, operation: str | None) -> Checks:
@@ -32,9 +34,15 @@ def _of(implementation: Implementation, operation: str, device: str) -> Checks:
     served = [case for case in TABLE[operation] if case.tensors[KEYS[operation]] in implementation.dtypes]
     for case in served:
         yield f"{implementation.name}: {case}", partial(_is_the_reference, function, case, device)
-    if operation != "squares":
-        case = max(served, key=lambda case: (len(set(case.tensors.values())), case.size))
-        yield f"{implementation.name}: {case} in pieces", partial(_does_not_depend_on_the_cut, function, case, device)
+    case = max(served, key=lambda case: (len(set(case.tensors.values())), case.size))
+    if device == "cuda":
+        yield f"{implementation.name}: on the current stream", partial(_runs_on_the_current_stream, function, case)
+    if operation == "squares":
+        return
+    yield f"{implementation.name}: {case} in pieces", partial(_does_not_depend_on_the_cut, function, case, device)
+    if implementation.name != "native" and library.missing() is None:
+        native = getattr(import_module(f"dsx_kernels.{operation}.native"), operation)
+        yield f"{implementation.name}: the bits of native", partial(_has_the_bits_of, native, function, served, device)
 
 
 def _is_missing(reason: str) -> Figures:
@@ -55,6 +63,35 @@ def _does_not_depend_on_the_cut(function: Function, case: Case, device: str) -> 
         call(function, case, {name: tensor[start:stop] for name, tensor in tensors.items()})
     different = [name for name, tensor in whole.items() if not same_bits(tensors[name].cpu(), tensor.cpu())]
     assert not different, f"other bits in {', '.join(different)}"
+    return None
+
+
+def _has_the_bits_of(native: Function, function: Function, cases: Sequence[Case], device: str) -> Figures:
+    different = [
+        f"{case}: {name}"
+        for case in cases
+        for name, tensor in run(native, case).items()
+        if not same_bits(run(function, case, device)[name], tensor)
+    ]
+    assert not different, f"{len(different)} of {len(cases)} cases: " + "; ".join(different[:5])
+    return None
+
+
+def _runs_on_the_current_stream(function: Function, case: Case) -> Figures:
+    """What a stream still has to write into the tensors must be there when the kernel reads them."""
+    wanted, tensors = run(function, case, "cuda"), case.make("cuda")
+    values = {name: tensor.clone() for name, tensor in tensors.items()}
+    for tensor in tensors.values():
+        tensor.zero_()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(100_000_000)
+        for name, tensor in tensors.items():
+            tensor.copy_(values[name])
+        found = call(function, case, tensors)
+    torch.cuda.synchronize()
+    different = [name for name, tensor in found.items() if not same_bits(tensor.cpu(), wanted[name])]
+    assert not different, f"other results in {', '.join(different)}: it did not wait for its stream"
     return None
 
 

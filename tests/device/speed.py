@@ -16,6 +16,7 @@ import dsx
 from device.engine import CLIP, Loss, manifest
 from device.kernels import operation_of
 from device.part import Checks, Figures
+from dsx_kernels.choice import REFERENCE
 from dsx_text import gpt
 from kernels.cases import ADAMW, BF16, F32, KEYS, OUTPUTS, SGD, Case, call
 
@@ -59,7 +60,7 @@ def _bandwidth(device: str, size: int) -> float:
 
 
 def _compare(case: Case, device: str, rate: float) -> Figures:
-    """Microseconds of each implementation, the best first, and the share of the bandwidth that it uses."""
+    """Microseconds of each implementation, in the order of choice, and the share of the bandwidth that ours use."""
     tensors = {name: torch.rand(case.size, device=device).to(dtype) for name, dtype in case.tensors.items() if dtype}
     key = tensors[KEYS[case.operation]]
     runs: dict[str, Callable[[], Any]] = {
@@ -70,15 +71,20 @@ def _compare(case: Case, device: str, rate: float) -> Figures:
     if case.operation in _TORCHS:
         runs["torch"] = partial(_TORCHS[case.operation], tensors)
     found = {name: statistics.median(_times(run, device)) for name, run in runs.items()}
-    first = next(iter(found))
     words = {f"{name} us": round(1e6 * seconds, 1) for name, seconds in found.items()}
-    return {**words, f"bandwidth used by {first}": round(_moved(case, tensors) / rate / found[first], 3)}
+    bound = _moved(case, tensors) / rate
+    shares = {f"bandwidth used by {name}": round(bound / found[name], 3) for name in found if name not in _OTHERS}
+    return {**words, **shares}
 
 
 def _moved(case: Case, tensors: Mapping[str, Tensor]) -> int:
     """The fewest bytes that are read and written."""
     read = sum(tensor.nbytes for name, tensor in tensors.items() if name not in ("param", "target"))
     return read + sum(tensor.nbytes for name, tensor in tensors.items() if name in OUTPUTS.get(case.operation, ()))
+
+
+_OTHERS = (REFERENCE, "torch")
+"""Ways that are not bound by memory alone."""
 
 
 def _torch_squares(tensors: Mapping[str, Tensor]) -> Any:
