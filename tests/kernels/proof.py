@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from kernels.cases import SIZES, TABLE, ULPS
+from kernels.registers import FILE
 
 KERNELS = Path(__file__).parents[2] / "kernels" / "dsx_kernels"
-REGISTERS = Path(__file__).with_name("registers.json")
 
 _HOW = {
     "native": "every case, on each instruction set of the processor, on one thread and on two, the same bits each time",
     "triton": "every case in Triton's interpreter, where an element depends on its own numbers only with the bits of "
     "`native`; compiled for the GPUs below",
+    "cuda": "every case on the CPU, compiled by g++ with threads that take turns, with the bits of `native`; compiled "
+    "for the NVIDIA GPUs below, without an instruction that fuses, approximates or flushes",
 }
+_NAMES = {"triton": "Triton", "nvcc": "nvcc"}
 _INTRO = """# Kernels
 
 Operations of `dsx_kernels`. `dsx kernels` says which implementation runs on this machine, and why another cannot.
@@ -32,17 +35,20 @@ _GPU = """## On a GPU
 `bash tests/device/check.sh` runs the same cases on the GPU of the machine it is started on, and times them against its
 bandwidth. No figure of a GPU is in these pages: none was measured yet.
 
-What Triton {version} makes for GPUs that are not at hand: registers a thread and bytes of shared memory a block. None
-spills a register to memory. Its tests hold these numbers, where that version is installed; with another one they hold
-the limits: nothing spilled, no more shared memory than there is, 16-byte accesses (8 on gfx942).
+What Triton {triton} and nvcc {nvcc} make for GPUs that are not at hand: registers a thread and bytes of shared memory a
+block. None spills a register to memory. Their tests hold these numbers, where those versions are installed; with others
+they hold the limits: nothing spilled, no more shared memory than there is, 16-byte accesses (8 on gfx942).
 
+Triton comes first where both are there, and which is faster was not measured: `DSX_KERNELS=adamw=cuda` takes the other.
 """
 
 
 def page() -> str:
     made = [_INTRO.format(sizes=", ".join(map(str, SIZES[:-1])) + f" and {SIZES[-1]:_}"), _cases(), _ways()]
-    found = json.loads(REGISTERS.read_text())
-    return "\n".join([*made, _GPU.format(version=found["triton"]) + _registers(found["kernels"])])
+    found = json.loads(FILE.read_text())
+    versions = {compiler: each["version"] for compiler, each in found.items()}
+    tables = (f"By {_NAMES[compiler]}:\n\n{_registers(each['kernels'])}" for compiler, each in found.items())
+    return "\n".join([*made, _GPU.format(**versions), *tables])
 
 
 def _cases() -> str:

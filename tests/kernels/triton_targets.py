@@ -8,7 +8,6 @@ An implementation runs up to the start of its kernel; in place of that, what wou
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import subprocess
 import sys
@@ -25,31 +24,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from dsx_kernels.triton_blocks import BLOCK, OPTIONS
-from kernels.cases import BF16, F16, F32, F64, TABLE, Case, call
+from kernels.cases import BF16, F16, F32, F64, call
+from kernels.registers import WANTED, Table, Taken, conclude, wanted, widest_access
 
-FILE = Path(__file__).with_name("registers.json")
-
-TARGETS: Mapping[str, tuple[GPUTarget, int]] = {
-    "sm_80": (GPUTarget("cuda", 80, 32), 163),
-    "sm_90": (GPUTarget("cuda", 90, 32), 227),
-    "sm_100": (GPUTarget("cuda", 100, 32), 227),
-    "gfx942": (GPUTarget("hip", "gfx942", 64), 64),
+TARGETS: Mapping[str, GPUTarget] = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-"""By name: the target, and how much shared memory a block may have there, in KiB."""
-
-WANTED: Mapping[str, tuple[tuple[Any, ...], ...]] = {
-    "squares": ((F32,), (BF16,), (F16,), (F64,)),
-    "adamw": (
-        (F32, F32, F32, F32, None, None),
-        (BF16, F32, F32, F32, None, BF16),
-        (F16, F32, F32, F32, F32, F16),
-        (F64, F64, F64, F64, F64, None),
-    ),
-    "sgd": ((F32, F32, F32, None), (BF16, F32, None, BF16), (F64, F64, F64, None)),
-    "cast": ((F32, BF16), (BF16, F32), (F32, F16), (F16, BF16), (F64, BF16)),
-    "accumulate": ((F32, BF16), (F32, F32), (F64, F16)),
-}
-"""Dtypes of the tensors of each call that is compiled; the first case of the table with them is taken, or its like."""
 
 _TYPES = {F32: "*fp32", BF16: "*bf16", F16: "*fp16", F64: "*fp64"}
 
@@ -82,20 +65,17 @@ class Launch:
 def launches(operation: str) -> Iterator[tuple[str, Launch]]:
     """The dtypes in words, and what is started for them."""
     module = import_module(f"dsx_kernels.{operation}.triton_{operation}")
-    for dtypes in WANTED[operation]:
-        like = next(case for case in TABLE[operation] if case.size == 1000 or case.operation not in ("adamw", "sgd"))
-        case = Case(operation, dict(zip(like.tensors, dtypes, strict=True)), 4096, like.options)
+    for words, case in wanted(operation):
         with mock.patch.object(module, "launch") as launch:
             call(getattr(module, operation), case, case.make())
         (kernel, _, *arguments), constants = launch.call_args
         constants["BLOCK"] = constants.pop("block", BLOCK)
-        words = "-".join(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype)
         yield words, Launch(kernel, tuple(arguments), constants)
 
 
-def compiled(launch: Launch, target: str) -> dict[str, int]:
-    """`registers` and `spilled` of a thread, `shared` bytes of a block, and the `widest` global access in bytes."""
-    place, _ = TARGETS[target]
+def compiled(launch: Launch, target: str) -> Taken:
+    """What a kernel takes of a target."""
+    place = TARGETS[target]
     made = triton.compile(launch.source(), target=place, options=OPTIONS)
     found = _amd(made.asm["amdgcn"]) if place.backend == "hip" else _nvidia(made.asm["ptx"], place.arch)
     return {**found, "shared": made.metadata.shared}
@@ -121,9 +101,7 @@ def _nvidia(ptx: str, arch: int) -> dict[str, int]:
     registers = re.search(r"Used (\d+) registers", done.stderr)
     assert registers is not None, done.stderr
     spilled = sum(map(int, re.findall(r"(\d+) bytes (?:stack frame|spill)", done.stderr)))
-    accesses = re.findall(r"(?:ld|st)\.global(?:\.\w+)*?(?:\.v(\d))?\.b(\d+)", ptx)
-    widest = max(int(count or 1) * int(bits) // 8 for count, bits in accesses)
-    return {"registers": int(registers[1]), "spilled": spilled, "widest": widest}
+    return {"registers": int(registers[1]), "spilled": spilled, "widest": widest_access(ptx)}
 
 
 def _ptxas(arch: int) -> str:
@@ -133,8 +111,8 @@ def _ptxas(arch: int) -> str:
     return str(get_ptxas(arch).path)
 
 
-def table() -> dict[str, dict[str, dict[str, dict[str, int]]]]:
-    """By operation, dtypes and target."""
+def table() -> Table:
+    """Every kernel on every target."""
     return {
         operation: {
             words: {target: compiled(launch, target) for target in TARGETS} for words, launch in launches(operation)
@@ -143,41 +121,10 @@ def table() -> dict[str, dict[str, dict[str, dict[str, int]]]]:
     }
 
 
-def beyond(found: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]]) -> Iterator[str]:
-    """What is beyond a limit, in words."""
-    for operation, kernels in found.items():
-        for words, targets in kernels.items():
-            for target, takes in targets.items():
-                here, most = f"{operation} {words} on {target}", 1024 * TARGETS[target][1]
-                if takes["spilled"]:
-                    yield f"{here}: {takes['spilled']} bytes or registers are spilled"
-                if takes["shared"] > most:
-                    yield f"{here}: {takes['shared']} bytes of shared memory, at most {most} there"
-                if takes["widest"] < (8 if target.startswith("gfx") else 16):
-                    yield f"{here}: accesses of {takes['widest']} bytes at most"
-
-
-def text(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """JSON with a line for each kernel."""
-    operations = []
-    for operation, kernels in found.items():
-        lines = [f'  "{words}": {json.dumps(takes)}' for words, takes in kernels.items()]
-        operations.append(f' "{operation}": {{\n' + ",\n".join(lines) + "\n }")
-    return f'{{"triton": "{triton.__version__}", "kernels": {{\n' + ",\n".join(operations) + "\n}}\n"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
-    found = table()
-    problems = list(beyond(found))
-    if parser.parse_args().write:
-        FILE.write_text(text(found))
-    before = json.loads(FILE.read_text())
-    if before["triton"] == triton.__version__ and before["kernels"] != found:
-        problems.append(f"{FILE.name} is not what is made here:\n{text(found)}")
-    print("\n".join(problems) or f"no kernel spills: {sum(map(len, found.values()))} on {', '.join(TARGETS)}")
-    return 1 if problems else 0
+    return conclude("triton", triton.__version__, table(), parser.parse_args().write)
 
 
 if __name__ == "__main__":

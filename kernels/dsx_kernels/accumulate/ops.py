@@ -14,6 +14,7 @@ OPERATION = Operation(
     Implementation(
         "triton", "dsx_kernels.accumulate.triton_accumulate:accumulate", devices=("cuda",), missing=needs.triton
     ),
+    Implementation("cuda", "dsx_kernels.accumulate.cuda:accumulate", devices=("cuda",), missing=needs.cupy),
     Implementation("reference", "dsx_kernels.accumulate.reference:accumulate"),
 )
 

@@ -12,6 +12,7 @@ OPERATION = Operation(
     "adamw",
     Implementation("native", "dsx_kernels.adamw.native:adamw", devices=("cpu",), missing=library.missing),
     Implementation("triton", "dsx_kernels.adamw.triton_adamw:adamw", devices=("cuda",), missing=needs.triton),
+    Implementation("cuda", "dsx_kernels.adamw.cuda:adamw", devices=("cuda",), missing=needs.cupy),
     Implementation("reference", "dsx_kernels.adamw.reference:adamw"),
 )
 

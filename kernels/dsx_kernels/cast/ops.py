@@ -12,6 +12,7 @@ OPERATION = Operation(
     "cast",
     Implementation("native", "dsx_kernels.cast.native:cast", devices=("cpu",), missing=library.missing),
     Implementation("triton", "dsx_kernels.cast.triton_cast:cast", devices=("cuda",), missing=needs.triton),
+    Implementation("cuda", "dsx_kernels.cast.cuda:cast", devices=("cuda",), missing=needs.cupy),
     Implementation("reference", "dsx_kernels.cast.reference:cast"),
 )
 

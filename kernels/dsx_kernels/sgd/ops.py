@@ -12,6 +12,7 @@ OPERATION = Operation(
     "sgd",
     Implementation("native", "dsx_kernels.sgd.native:sgd", devices=("cpu",), missing=library.missing),
     Implementation("triton", "dsx_kernels.sgd.triton_sgd:sgd", devices=("cuda",), missing=needs.triton),
+    Implementation("cuda", "dsx_kernels.sgd.cuda:sgd", devices=("cuda",), missing=needs.cupy),
     Implementation("reference", "dsx_kernels.sgd.reference:sgd"),
 )
 

@@ -11,6 +11,7 @@ OPERATION = Operation(
     "squares",
     Implementation("native", "dsx_kernels.squares.native:squares", devices=("cpu",), missing=library.missing),
     Implementation("triton", "dsx_kernels.squares.triton_squares:squares", devices=("cuda",), missing=needs.triton),
+    Implementation("cuda", "dsx_kernels.squares.cuda:squares", devices=("cuda",), missing=needs.cupy),
     Implementation("reference", "dsx_kernels.squares.reference:squares"),
 )
 

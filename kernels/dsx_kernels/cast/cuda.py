@@ -1,0 +1,15 @@
+"""`cast` by cuda.cu."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from dsx_kernels.cuda_launch import on_slices
+
+SOURCE = Path(__file__).with_name("cuda.cu")
+
+
+def cast(source: Tensor, target: Tensor) -> None:
+    on_slices(SOURCE, "cast", (source, target))
