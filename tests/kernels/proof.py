@@ -53,13 +53,13 @@ def page() -> str:
 
 def _cases() -> str:
     rows = [
-        (f"`{operation}`", str(len(cases)), str(ULPS[operation]), ", ".join(_implementations(operation)))
+        (f"`{operation}`", str(len(cases)), str(ULPS[operation]), ", ".join(implementations(operation)))
         for operation, cases in TABLE.items()
     ]
     return _table(("operation", "cases", "error at most, ulp", "implementations"), rows)
 
 
-def _implementations(operation: str) -> list[str]:
+def implementations(operation: str) -> list[str]:
     files = {"native": "native.cpp", "triton": f"triton_{operation}.py", "cuda": "cuda.cu", "reference": "reference.py"}
     return [name for name, file in files.items() if (KERNELS / operation / file).exists()]
 
