@@ -1,0 +1,45 @@
+"""What an implementation of `block_attention` is: a forward and a backward pass, and what both are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from dsx_kernels.block_attention.layout import BlockLayout
+
+
+class Call(NamedTuple):
+    """One call, as implementations see it.
+
+    scale        of the scores
+    key_padding  bool [batch, keys], True = may attend, or None
+    bias         [batch, heads, query_len, key_len], strides of 0 where it is broadcast, or None
+    dropout      probability that a pair is dropped; `dropout.keep` says which are
+    seed         of dropout
+    """
+
+    layout: BlockLayout
+    scale: float
+    key_padding: Tensor | None
+    bias: Tensor | None
+    dropout: float
+    seed: int
+
+
+Forward = Callable[[Tensor, Tensor, Tensor, Call], tuple[Tensor, Tensor]]
+"""(q, k, v, call) -> output like q, and log-sum-exp fp32 [batch, heads, query_len], -inf for rows without keys."""
+
+Backward = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]]
+"""(grad, grad_lse, q, k, v, out, lse, call, want_bias) -> gradients of q, k, v and, if wanted, bias.
+
+grad       of the output
+grad_lse   of the log-sum-exp, [batch, heads, query_len] or None
+want_bias  the bias' gradient too: like `call.bias`, without broadcasting
+"""
+
+
+class Engine(NamedTuple):
+    forward: Forward
+    backward: Backward
