@@ -218,7 +218,8 @@ template <class Operand> struct Engine {
         for (int64_t entry = offsets[0]; entry < offsets[1]; entry++) {
             const Block b(p, w, packed, head, row, p.columns[entry], entry);
             score(p, w, packed, b);
-            weigh(p, w, b);
+            if (p.threshold) weigh<true>(p, w, b);
+            else weigh<false>(p, w, b);
             const Factors f = {w.weights, w.block / PAIR, 1, packed.v_along + b.at, w.width, w.sums, w.width};
             add_spans<Operand, FADE_AND_ADD>(f, w.block, w.width, b.spans.tile_begin, b.spans.tile_end, w.fade);
         }
@@ -232,20 +233,21 @@ template <class Operand> struct Engine {
     }
 
     // Scores to weights under the largest score so far, and what sums under the one before are to be multiplied by.
-    static void weigh(const Problem& p, const Workspace& w, const Block& b) {
+    template <bool DROP> static void weigh(const Problem& p, const Workspace& w, const Block& b) {
         for (int64_t r = 0; r < w.block; r++) {
             const int64_t from = b.spans.tile_begin[r / ROWS] / LANES * LANES, to = upper(b.spans.tile_end[r / ROWS]);
-            const float* scores = w.scores + r * w.block;
+            const float *scores = w.scores + r * w.block, *kept = w.kept;
+            Unit* weights = w.weights + r * w.block / PAIR;
             Lanes high = all(-INFINITE), added = all(0);
             for (int64_t c = from; c < to; c += LANES) high = larger(high, load(scores + c));
             const float before = w.most[r], now = std::max(before, largest(high));
             const Lanes base = all(now == -INFINITE ? 0 : now);
-            if (p.threshold) keep(p, b, r, from, to, w.kept);
+            if constexpr (DROP) keep(p, b, r, from, to, w.kept);
             for (int64_t c = from; c < to; c += LANES) {
                 Lanes weight = power_of_two<DEGREE>(load(scores + c) - base);
                 added = added + weight;
-                if (p.threshold) weight = weight * load(w.kept + c);
-                Operand::put_row(w.weights + (r * w.block + c) / PAIR, weight);
+                if constexpr (DROP) weight = weight * load(kept + c);
+                Operand::put_row(weights + c / PAIR, weight);
             }
             w.fade[r] = before == now ? 0 : before - now;
             w.added[r] = sum(added);
@@ -294,7 +296,11 @@ template <class Operand> struct Engine {
         score(p, w, packed, b);
         const Factors f = {w.g_rows, w.units, 1, packed.v_across + b.at, w.block, w.products, w.block};
         set_spans<Operand>(f, w.block, units_of(p), 1, b.spans);
-        for (int64_t r = 0; r < w.block; r += 2) differentiate_rows<QUERIES, KEYS>(p, w, b, r);
+        const bool more = p.threshold || (QUERIES && p.grad_bias);
+        for (int64_t r = 0; r < w.block; r += 2) {
+            if (more) differentiate_rows<QUERIES, KEYS, true>(p, w, b, r);
+            else differentiate_rows<QUERIES, KEYS, false>(p, w, b, r);
+        }
         if constexpr (QUERIES) {
             const Factors q = {w.grad_rows, w.block / PAIR, 1, packed.k_along + b.at, w.width, w.sums, w.width};
             add_spans<Operand, ADD>(q, w.block, w.width, b.spans.tile_begin, b.spans.tile_end, nullptr);
@@ -307,30 +313,39 @@ template <class Operand> struct Engine {
         }
     }
 
-    // Two rows of scores and products to weights and gradients of scores.
-    template <bool QUERIES, bool KEYS>
-    static DSX_INLINE void differentiate_rows(const Problem& p, const Workspace& w, const Block& b, int64_t row) {
+    // Two rows of scores and products to weights and gradients of scores; MORE: with dropout, or the bias' gradient.
+    template <bool QUERIES, bool KEYS, bool MORE>
+    static void differentiate_rows(const Problem& p, const Workspace& w, const Block& b, int64_t row) {
         const int64_t from = b.spans.tile_begin[row / ROWS] / LANES * LANES, to = upper(b.spans.tile_end[row / ROWS]);
+        const int64_t width = w.block;
+        const float *scores = w.scores + row * width, *products = w.products + row * width;
+        Unit *rows = w.grad_rows + row * width / PAIR, *weights_across = w.weights_across, *grad_across = w.grad_across;
         const Lanes scale = all(float(p.scale));
+        const Lanes shift[2] = {all(w.shift[row]), all(w.shift[row + 1])};
+        const Lanes delta[2] = {all(w.delta[row]), all(w.delta[row + 1])};
         for (int64_t c = from; c < to; c += LANES) {
             Lanes weights[2], grads[2];
+#pragma GCC unroll 2
             for (int64_t odd = 0; odd < 2; odd++) {
-                const int64_t r = row + odd;
-                Lanes weight = power_of_two<DEGREE>(load(w.scores + r * w.block + c) - all(w.shift[r]));
-                Lanes product = load(w.products + r * w.block + c);
+                const Lanes weight = power_of_two<DEGREE>(load(scores + odd * width + c) - shift[odd]);
+                Lanes product = load(products + odd * width + c);
                 weights[odd] = weight;
-                if (p.threshold) {
-                    keep(p, b, r, c, c + LANES, w.kept);
-                    product = product * load(w.kept + c);
-                    weights[odd] = weight * load(w.kept + c);
+                if constexpr (MORE) {
+                    if (p.threshold) {
+                        keep(p, b, row + odd, c, c + LANES, w.kept);
+                        product = product * load(w.kept + c);
+                        weights[odd] = weight * load(w.kept + c);
+                    }
                 }
-                const Lanes grad = weight * (product - all(w.delta[r]));
-                if (QUERIES && p.grad_bias) put_grad_bias(p, w, b, r, c, grad);
+                const Lanes grad = weight * (product - delta[odd]);
+                if constexpr (MORE && QUERIES) {
+                    if (p.grad_bias) put_grad_bias(p, w, b, row + odd, c, grad);
+                }
                 grads[odd] = grad * scale;
-                if constexpr (QUERIES && PAIR == 2) Operand::put_row(w.grad_rows + (r * w.block + c) / PAIR, grads[odd]);
+                if constexpr (QUERIES && PAIR == 2) Operand::put_row(rows + (odd * width + c) / PAIR, grads[odd]);
             }
-            if constexpr (KEYS) Operand::put_across(w.weights_across + c, row, w.block, weights[0], weights[1]);
-            if constexpr (KEYS || PAIR == 1) Operand::put_across(w.grad_across + c, row, w.block, grads[0], grads[1]);
+            if constexpr (KEYS) Operand::put_across(weights_across + c, row, width, weights[0], weights[1]);
+            if constexpr (KEYS || PAIR == 1) Operand::put_across(grad_across + c, row, width, grads[0], grads[1]);
         }
     }
 
