@@ -94,24 +94,28 @@ template <class Operand> struct Engine {
     // Tokens of a block as a left operand's rows, zeros beyond the last token and the last element.
     static void rows(const Problem& p, const Workspace& w, const View& view, Head head, int64_t first, int64_t count,
                      int64_t which, Unit* to) {
-        for (int64_t token = 0; token < w.block; token++, to += w.units) {
-            if (token >= count) {
-                std::memset(to, 0, size_t(w.units) * 4);
-                continue;
-            }
-            const int64_t at = place(view, head.batch, which, first + token);
-            if constexpr (PAIR == 2) {
-                std::memcpy(to, static_cast<const Half*>(view.data) + at, size_t(p.dim) * 2);
-            } else {
-                read_row(view, at, p.dim, reinterpret_cast<float*>(to));
-            }
-            std::memset(reinterpret_cast<char*>(to) + p.dim * 4 / PAIR, 0, size_t(w.units * 4 - p.dim * 4 / PAIR));
+        const int64_t used = p.dim * 4 / PAIR, bytes = w.units * 4;  // of a row
+        const bool same = view.type == (PAIR == 2 ? BFLOAT16 : FLOAT32);
+        int64_t token = 0;
+        if (same && used == bytes && view.token == p.dim) {
+            const char* from = static_cast<const char*>(view.data) + place(view, head.batch, which, first) * (4 / PAIR);
+            std::memcpy(to, from, size_t(count * bytes));
+            token = count;
         }
+        for (; token < count; token++) {
+            Unit* row = to + token * w.units;
+            const int64_t at = place(view, head.batch, which, first + token);
+            if constexpr (PAIR == 2) std::memcpy(row, static_cast<const Half*>(view.data) + at, size_t(used));
+            else read_row(view, at, p.dim, reinterpret_cast<float*>(row));
+            std::memset(reinterpret_cast<char*>(row) + used, 0, size_t(bytes - used));
+        }
+        std::memset(to + count * w.units, 0, size_t((w.block - count) * bytes));
     }
 
     static void across(const Workspace& w, const Unit* rows, Unit* to) {
-        for (int64_t unit = 0; unit < w.units; unit++)
-            for (int64_t token = 0; token < w.block; token++) to[unit * w.block + token] = rows[token * w.units + unit];
+        for (int64_t token = 0; token < w.block; token += 4)
+            for (int64_t unit = 0; unit < w.units; unit += 4)
+                transpose(rows + token * w.units + unit, w.units, to + unit * w.block + token, w.block);
     }
 
     static void along(const Workspace& w, const Unit* rows, Unit* to) {

@@ -4,7 +4,6 @@
 // instruction set. Unlike elementwise kernels they use fused multiply-add and the processor's products of bfloat16.
 #include "problem.h"
 
-#include <memory>
 #include <new>
 
 #ifdef DSX_X86
@@ -19,6 +18,12 @@
 #else
 #define DSX_TARGET(set) _Pragma("GCC push_options") DSX_PRAGMA(GCC target(set))
 #define DSX_TARGET_END _Pragma("GCC pop_options")
+#endif
+
+#if defined(__clang__)
+#define DSX_SHUFFLE(type, one, other, ...) __builtin_shufflevector(one, other, __VA_ARGS__)
+#else
+#define DSX_SHUFFLE(type, one, other, ...) __builtin_shuffle(one, other, type{__VA_ARGS__})
 #endif
 
 namespace dsx {

@@ -46,6 +46,22 @@ struct Pairs {
 };
 #endif
 
+// Four rows of four units to their transpose.
+DSX_INLINE void transpose(const Unit* from, int64_t from_row, Unit* to, int64_t to_row) {
+    typedef uint32_t Four __attribute__((vector_size(16)));
+    Four a, b, c, d;
+    std::memcpy(&a, from, 16);
+    std::memcpy(&b, from + from_row, 16);
+    std::memcpy(&c, from + 2 * from_row, 16);
+    std::memcpy(&d, from + 3 * from_row, 16);
+    const Four ac = DSX_SHUFFLE(Four, a, c, 0, 4, 1, 5), bd = DSX_SHUFFLE(Four, b, d, 0, 4, 1, 5);
+    const Four ca = DSX_SHUFFLE(Four, a, c, 2, 6, 3, 7), db = DSX_SHUFFLE(Four, b, d, 2, 6, 3, 7);
+    const Four made[4] = {DSX_SHUFFLE(Four, ac, bd, 0, 4, 1, 5), DSX_SHUFFLE(Four, ac, bd, 2, 6, 3, 7),
+                          DSX_SHUFFLE(Four, ca, db, 0, 4, 1, 5), DSX_SHUFFLE(Four, ca, db, 2, 6, 3, 7)};
+#pragma GCC unroll 4
+    for (int64_t row = 0; row < 4; row++) std::memcpy(to + row * to_row, &made[row], 16);
+}
+
 enum Mode { SET, FADE_AND_ADD, ADD };
 
 // Operands and result of a product of blocks.
