@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from dsx_kernels.block_attention.layout import BlockLayout
@@ -43,3 +44,15 @@ want_bias  the bias' gradient too: like `call.bias`, without broadcasting
 class Engine(NamedTuple):
     forward: Forward
     backward: Backward
+
+
+def room_for(tensor: Tensor) -> Tensor:
+    """A tensor to be written: in memory like another, but with its last dimension contiguous."""
+    made = torch.empty_like(tensor)
+    return made if made.stride(-1) == 1 else made.contiguous()
+
+
+def laid_out_as(tensor: Tensor, made: Tensor) -> Tensor:
+    """What was written, in memory like another."""
+    like = torch.empty_like(tensor, device="meta")
+    return made if made.stride() == like.stride() else torch.empty_like(tensor).copy_(made)

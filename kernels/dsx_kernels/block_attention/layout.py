@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ class BlockLayout:
         CAUSAL    j <= p
         WINDOW    |p - j| < window of the head group
         SEGMENTS  query_segments[i] == key_segments[j]
-        BITS      bit j % 8 of bits[mask of the block, i % block, j % block // 8], i and j counted from the block's start
+        BITS      bit j % 8 of bits[mask of the block, i % block, j % block // 8]
 
     block           tokens of a block: 16, 32, 64 or 128
     offsets         int32 [groups, query blocks + 1]: the list of row r is [offsets[g, r], offsets[g, r + 1])
@@ -115,8 +115,8 @@ class BlockLayout:
         blocks, kinds = banded(blocks, kinds, (block, query_len, key_len), causal, window)
         more: dict[str, Tensor] = {}
         if query_segments is not None:
-            queries = torch.atleast_2d(query_segments).to(torch.int32)
-            keys = queries if key_segments is None else torch.atleast_2d(key_segments).to(torch.int32)
+            queries = _two_dims(query_segments)
+            keys = queries if key_segments is None else _two_dims(key_segments)
             if len(queries) > 1:
                 heads = torch.arange(len(queries), dtype=torch.int32)[:, None] * len(blocks) + heads
             masks = masks if masks is None else masks.repeat(len(queries), 1, 1)
@@ -144,8 +144,8 @@ class BlockLayout:
         """The same layout on another device; itself if it is there."""
         if self.offsets.device == torch.device(device):
             return self
-        tensors = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
-        return replace(self, **{key: value.to(device) for key, value in tensors.items() if isinstance(value, Tensor)})
+        sizes = (self.block, self.query_len, self.key_len)
+        return self.of_tensors(sizes, [tensor.to(device) for tensor in self.tensors()])
 
     def tensors(self) -> list[Tensor]:
         """Its tensors in the order of the fields, for `of_tensors`."""
@@ -170,6 +170,11 @@ class BlockLayout:
         rows = torch.arange(self.query_blocks, device=counts.device).repeat(self.groups)
         groups = torch.arange(self.groups, device=counts.device).repeat_interleave(self.query_blocks)
         return rows.repeat_interleave(counts), groups.repeat_interleave(counts)
+
+
+def _two_dims(segments: Tensor) -> Tensor:
+    """[tokens] or [batch, tokens] -> int32 [batch, tokens]"""
+    return (segments if segments.dim() == 2 else segments[None]).to(torch.int32)
 
 
 def _check(layout: BlockLayout) -> None:

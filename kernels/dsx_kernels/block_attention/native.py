@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dsx_kernels.block_attention import dropout
-from dsx_kernels.block_attention.engine import Call, Engine
+from dsx_kernels.block_attention.engine import Call, Engine, laid_out_as, room_for
 from dsx_kernels.library import CODES, Function
 
 
@@ -53,12 +53,12 @@ _backward = Function("dsx_block_attention_backward", None, POINTER(Problem), c_i
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    out = _room(q)
+    out = room_for(q)
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     if out.numel():
         problem, _kept = _problem(q, k, call, {"q": q, "k": k, "v": v, "out": out}, {"lse": lse})
         _forward(problem, torch.get_num_threads())
-    return _as(q, out), lse
+    return laid_out_as(q, out), lse
 
 
 def backward(
@@ -72,7 +72,7 @@ def backward(
     call: Call,
     want_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    grads = [_room(tensor) for tensor in (q, k, v)]
+    grads = [room_for(tensor) for tensor in (q, k, v)]
     grad_bias = q.new_zeros(*q.shape[:-1], k.shape[2], dtype=torch.float32) if want_bias else None
     if q.numel() and k.numel():
         views = {"q": q, "k": k, "v": v, "out": out, "grad": grad}
@@ -85,19 +85,7 @@ def backward(
             tensor.zero_()
     if grad_bias is not None and call.bias is not None:
         grad_bias = grad_bias.to(call.bias.dtype)
-    return _as(q, grads[0]), _as(k, grads[1]), _as(v, grads[2]), grad_bias
-
-
-def _room(tensor: Tensor) -> Tensor:
-    """A tensor to be written: in memory like another, but with its last dimension contiguous."""
-    made = torch.empty_like(tensor)
-    return made if made.stride(-1) == 1 else made.contiguous()
-
-
-def _as(tensor: Tensor, made: Tensor) -> Tensor:
-    """What was written, in memory like another."""
-    like = torch.empty_like(tensor, device="meta")
-    return made if made.stride() == like.stride() else torch.empty_like(tensor).copy_(made)
+    return laid_out_as(q, grads[0]), laid_out_as(k, grads[1]), laid_out_as(v, grads[2]), grad_bias
 
 
 def _problem(

@@ -24,6 +24,13 @@ OPERATION = Operation(
         dtypes=_WIDE_AND_HALF,
         missing=library.missing,
     ),
+    Implementation(
+        "triton",
+        "dsx_kernels.block_attention.triton_engine:ENGINE",
+        devices=("cuda",),
+        dtypes=_WIDE_AND_HALF,
+        missing=needs.triton,
+    ),
     Implementation("reference", "dsx_kernels.block_attention.reference:ENGINE"),
 )
 
@@ -114,8 +121,9 @@ def _backward(
     want_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     call = _call(q, k, layout, sizes, key_padding, bias, scale, dropout, seed)
-    *grads, grad_bias = _engine(q).backward(grad, grad_lse, q, k, v, out, lse, call, want_bias)
-    return (*grads, q.new_empty(0) if grad_bias is None else grad_bias)
+    grads = _engine(q).backward(grad, grad_lse, q, k, v, out, lse, call, want_bias)
+    none = q.new_empty(0, dtype=q.dtype if bias is None else bias.dtype)
+    return grads[0], grads[1], grads[2], none if grads[3] is None else grads[3]
 
 
 @_attend.register_fake
@@ -212,7 +220,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, layout: BlockLayout, key_padding: Te
 
 
 def _four_dims(bias: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """The bias with a dimension for each of [batch, heads, query_len, key_len]; `ValueError` if it does not broadcast."""
+    """The bias as [batch, heads, query_len, key_len], ones where it broadcasts; `ValueError` if it does not."""
     wanted = [*q.shape[:-1], k.shape[2]]
     fits = bias.dim() <= 4 and all(
         have in (1, want) for have, want in zip(bias.shape[::-1], wanted[::-1], strict=False)

@@ -35,11 +35,11 @@ def backward(
     delta = (grad_ * _wide(out)).sum(-1)
     delta = delta if grad_lse is None else delta - _wide(grad_lse)
     grad_scores = weights * ((grad_ @ v_.mT) * kept - delta[..., None])
-    groups = (k.shape[1], q.shape[1] // max(1, k.shape[1]))
+    shared = (k.shape[0], k.shape[1], q.shape[1] // max(1, k.shape[1]), *k.shape[2:])
     return (
         _like(grad_scores @ k_ * call.scale, q),
-        _like((grad_scores.mT @ q_ * call.scale).unflatten(1, groups).sum(2), k),
-        _like(((weights * kept).mT @ grad_).unflatten(1, groups).sum(2), v),
+        _like((grad_scores.mT @ q_ * call.scale).reshape(shared).sum(2), k),
+        _like(((weights * kept).mT @ grad_).reshape(shared).sum(2), v),
         grad_scores.to(call.bias.dtype) if want_bias and call.bias is not None else None,
     )
 

@@ -51,7 +51,7 @@ def _extremes(segments: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """Least and largest id of each block: [batch, blocks]."""
     tokens = segments.shape[1]
     places = torch.arange(-(-tokens // block) * block).clamp(max=tokens - 1)
-    within = segments[:, places].unflatten(1, (-1, block)) if tokens else segments.new_zeros(len(segments), 0, 1)
+    within = segments[:, places].reshape(len(segments), -(-tokens // block), block)
     return within.amin(-1), within.amax(-1)
 
 
