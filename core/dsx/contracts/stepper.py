@@ -26,6 +26,7 @@ class Stepper(Protocol):
 
     def close(self) -> None:
         """Give back threads; after `drain`."""
+        return
 
     def bytes(self) -> Mapping[str, int]:
         """Bytes that it holds now, beside what the store and the layout hold, by what they are."""
