@@ -18,18 +18,20 @@ if TYPE_CHECKING:
     from dsx.errors import DsxError
     from dsx.manifest import Manifest
     from dsx.plan.forecast import forecast
+    from dsx.sites.attribute import attention
     from dsx.start import prepare
     from dsx.weights.archive import export
 
 __version__ = "0.1.0"
 
-__all__ = ["DsxError", "Engine", "Manifest", "Report", "empty_init", "export", "forecast", "prepare"]
+__all__ = ["DsxError", "Engine", "Manifest", "Report", "attention", "empty_init", "export", "forecast", "prepare"]
 
 _HOMES = {
     "DsxError": "dsx.errors",
     "Engine": "dsx.engine",
     "Manifest": "dsx.manifest",
     "Report": "dsx.contracts",
+    "attention": "dsx.sites.attribute",
     "empty_init": "dsx.deferred.recording",
     "export": "dsx.weights.archive",
     "forecast": "dsx.plan.forecast",

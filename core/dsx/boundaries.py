@@ -1,12 +1,12 @@
 """Connects the model to the layout: hooks on parameters and around units, and what wraps a unit's forward.
 
-Outside in: boundary hooks, compile, activations, the user's forward.
+Outside in: boundary hooks, compile, activations, attention sites, the user's forward.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from dsx.contracts import Activations, Flat, Layout, Unit
+from dsx.contracts import Activations, Attend, Flat, Layout, Site, Unit
 from dsx.errors import DsxError
 
 
@@ -83,19 +83,22 @@ _CONNECTIONS: weakref.WeakKeyDictionary[Connection, set[int]] = weakref.WeakKeyD
 """Every connection, with the ids of its parameters."""
 
 
-def install(layout: Layout, activations: Sequence[Activations], compile_units: bool) -> Connection:
-    """Hook the gradients of every parameter, and the boundaries that the layout asks for.
+def install(
+    layout: Layout,
+    activations: Sequence[Activations],
+    attention: Sequence[tuple[Site, Attend]],
+    compile_units: bool,
+) -> Connection:
+    """Hook the gradients of every parameter, and the boundaries that the layout asks for; give sites their attention.
 
     An earlier connection of one of these parameters is closed: it would take the gradients.
     """
     connection = Connection(layout)
     flats = [flat for unit in layout.units for flat in unit.flats]
-    mine = {id(parameter) for flat in flats for parameter in flat.parameters}
-    for other, theirs in list(_CONNECTIONS.items()):
-        if mine & theirs:
-            other.close()
-            del _CONNECTIONS[other]
-    _CONNECTIONS[connection] = mine
+    parameters = [parameter for flat in flats for parameter in flat.parameters]
+    disconnect(parameters)
+    _CONNECTIONS[connection] = {id(parameter) for parameter in parameters}
+    _place(connection, attention)
     for flat in flats:
         _hook_gradients(connection, flat)
     for unit in layout.units:
@@ -104,6 +107,25 @@ def install(layout: Layout, activations: Sequence[Activations], compile_units: b
         if layout.boundaries:
             _hook_boundaries(connection, layout, unit)
     return connection
+
+
+def disconnect(parameters: Iterable[nn.Parameter]) -> None:
+    """Close every connection of one of these."""
+    mine = {id(parameter) for parameter in parameters}
+    for other, theirs in list(_CONNECTIONS.items()):
+        if mine & theirs:
+            other.close()
+            del _CONNECTIONS[other]
+
+
+def _place(connection: Connection, attention: Sequence[tuple[Site, Attend]]) -> None:
+    """All of them, or none where one refuses."""
+    try:
+        for site, attend in attention:
+            connection.undo(site.place(attend))
+    except DsxError:
+        connection.close()
+        raise
 
 
 def _hook_gradients(connection: Connection, flat: Flat) -> None:

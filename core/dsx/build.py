@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from dsx.agree import agree, alike, describe
-from dsx.boundaries import Connection, install
+from dsx.boundaries import Connection, disconnect, install
 from dsx.compiled import refuse_compiled
-from dsx.contracts import Attention, Flat, Observer, Shard, Site, State, Transport, Unit, with_values
+from dsx.contracts import Attention, Flat, Observer, Shard, State, Transport, Unit, with_values
 from dsx.contracts.memory import trim
 from dsx.defaults import NULL_PARTS
 from dsx.deferred.values import Values
@@ -21,6 +21,7 @@ from dsx.plugin import Context, Part, Plan
 from dsx.program import Program
 from dsx.resolve import Resolved
 from dsx.roles import BUILD_ORDER
+from dsx.sites import find_sites
 from dsx.store import Router
 from dsx.together import together
 from dsx.units import flatten, plain, trainable
@@ -67,7 +68,7 @@ def build(
         router: Router = ctx.parts["tiers"]
         together(ctx.transport, with_values(plan.device), lambda: router.reserve(sizes), DsxError)
     _adopt(ctx, values)
-    connection = install(ctx.layout, ctx.parts["activations"], resolved.manifest.run.compile)
+    connection = install(ctx.layout, ctx.parts["activations"], ctx.parts["attention"], resolved.manifest.run.compile)
     ctx.parts["tiers"].refuse_idle_claims()
     for part, result in built:
         if part.bind is not None:
@@ -107,8 +108,13 @@ def _tiers(ctx: Context, role: str, make: Make) -> None:
 
 
 def _attention(ctx: Context, role: str, make: Make) -> None:
+    """Pairs of a site and what was bound for it; they are placed when the model is connected."""
     claimants: Sequence[tuple[str, Attention]] = make(role)
-    sites = [Site(n, m) for n, m in ctx.model.named_modules() if callable(getattr(m, "attend", None))]
+    ctx.parts[role] = placed = []
+    if not claimants:
+        return
+    disconnect(ctx.model.parameters())  # an engine that had this model before may have changed its sites
+    sites = find_sites(ctx.model)
     claims = {site.name: [(name, part) for name, part in claimants if part.claim(site)] for site in sites}
     for site in sites:
         claiming = claims[site.name]
@@ -118,15 +124,14 @@ def _attention(ctx: Context, role: str, make: Make) -> None:
                 where="[attention]",
                 remedy="let their patterns match different modules",
             )
-        for _, part in claiming:
-            setattr(site.module, "attend", part.bind(site))  # noqa: B010 -- typed as a parameter or module otherwise
+        placed.extend((site, part.bind(site)) for _, part in claiming)
     for name, part in claimants:
         if not any(part is claimer for claiming in claims.values() for _, claimer in claiming):
             raise DsxError(
                 f"'{name}' claims none of the model's attention sites",
                 where=f"[attention.{name}]",
-                found=f"sites: {', '.join(site.name for site in sites) or 'none'}",
-                remedy="change its pattern; a site is a module that calls its own attribute `attend`",
+                found=f"sites: {', '.join(f'{site.name} ({site.kind})' for site in sites) or 'none'}",
+                remedy="change its pattern; how a module becomes a site: docs/how-to/attention.md",
             )
 
 

@@ -1,7 +1,7 @@
 """Which plugins and commands are installed, found without importing any of them.
 
-Entry-point group `dsx.plugins` holds plugins, `dsx.commands` click commands. Neither torch nor any plugin is imported
-here.
+Entry-point group `dsx.plugins` holds plugins, `dsx.commands` click commands, `dsx.sites` kinds of attention sites.
+Neither torch nor any plugin is imported here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from attrs import frozen
 
 from dsx.errors import PluginInvalid, PluginNotFound, SlotConflict
 
-PLUGINS, COMMANDS = "dsx.plugins", "dsx.commands"
+PLUGINS, COMMANDS, SITES = "dsx.plugins", "dsx.commands", "dsx.sites"
 
 
 @frozen

@@ -22,7 +22,7 @@ descriptor's name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pluggy
 import torch
@@ -42,7 +42,8 @@ from dsx.contracts import (
     Transport,
     Unit,
 )
-from dsx.errors import DsxError
+from dsx.errors import DsxError, ManifestError
+from dsx.manifest.convert import structure
 from dsx.manifest.ranges import Range, choice, fraction, non_negative, positive, unit_interval
 from dsx.roles import Section
 
@@ -61,6 +62,22 @@ class Need:
 
     capability: str
     reason: str = ""
+
+
+_T = TypeVar("_T")
+
+
+def read_options(table: Mapping[str, object], cls: type[_T], key: str) -> _T:
+    """A table within a plugin's options as an attrs class of its own, read as strictly as the options themselves.
+
+    key  its dotted path, for messages
+
+    Raises `ManifestError` with every problem at once.
+    """
+    made, problems = structure(table, cls, key)
+    if made is None or problems:
+        raise ManifestError(problems)
+    return made
 
 
 def _needs(needs: Iterable[str | Need]) -> tuple[Need, ...]:
@@ -93,6 +110,7 @@ class Descriptor:
     fills     by role; or a function from its options to that
     options   attrs class of its options table, every field with a default or required; None: it takes none
     summary   one line for `dsx plugins` and `dsx explain`
+    explain   from its options, lines for `dsx explain --SECTION`: what a table cannot show
     """
 
     name: str
@@ -101,6 +119,7 @@ class Descriptor:
     fills: Mapping[str, Fill] | Callable[[Any], Mapping[str, Fill]]
     options: type[Any] | None = None
     summary: str = ""
+    explain: Callable[[Any], Iterable[str]] | None = None
 
     def filled(self, options: Any) -> Mapping[str, Fill]:
         """What it fills with these options."""
@@ -220,5 +239,6 @@ __all__ = [
     "hook",
     "non_negative",
     "positive",
+    "read_options",
     "unit_interval",
 ]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dsx.contracts import Attend, plain_attention
 from dsx.errors import DsxError
-
-if TYPE_CHECKING:
-    from dsx.contracts import Attend
 
 IGNORED = -100
 """A label that counts for nothing, as in torch and Hugging Face."""
@@ -106,23 +102,26 @@ class GPT(nn.Module):
                 adds = name.endswith(("attention.out.weight", "mlp.down.weight"))
                 nn.init.normal_(parameter, std=residual if adds else 0.02)
 
-    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+    def forward(
+        self, input_ids: Tensor, labels: Tensor | None = None, segments: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """The logits of each next token, or the loss where labels are given.
 
         input_ids  int64 [batch, tokens], tokens <= context
         labels     int64 [batch, tokens], labels[:, t] being the token after input_ids[:, t]; -100 is ignored
+        segments   int64 [batch, tokens], the document of each token, which sees no other; None: one document
 
         Returns {"logits": [batch, tokens, vocab]} in the model's dtype, or {"loss": fp32 scalar}: the mean over the
         labels that count, in nats per token; 0 if none does. Raises `DsxError` for ids that do not fit the model.
         """
-        logits: Tensor = self.head(self._encode(input_ids))
+        logits: Tensor = self.head(self._encode(input_ids, segments))
         if labels is None:
             return {"logits": logits}
         labels = labels.flatten()
         total = F.cross_entropy(logits.flatten(0, 1).float(), labels, ignore_index=IGNORED, reduction="sum")
         return {"loss": total / (labels != IGNORED).sum().clamp(min=1)}
 
-    def _encode(self, input_ids: Tensor) -> Tensor:
+    def _encode(self, input_ids: Tensor, segments: Tensor | None) -> Tensor:
         tokens = input_ids.size(-1)
         if input_ids.dim() != 2 or tokens > self.context:
             raise DsxError(
@@ -133,7 +132,7 @@ class GPT(nn.Module):
         x = F.dropout(self._embed(input_ids), self.dropout, self.training)
         rotation = rotation_table(tokens, self.head_dim, self.rope_base, x.device)
         for block in self.blocks:
-            x = block(x, rotation)
+            x = block(x, rotation, segments)
         hidden: Tensor = self.norm(x)
         return hidden
 
@@ -193,9 +192,9 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(width, eps=1e-6)
         self.mlp = SwiGLU(width, hidden)
 
-    def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
-        """[batch, tokens, width] -> the same; `rotation` as from `rotation_table`."""
-        x = x + F.dropout(self.attention(self.attention_norm(x), rotation), self.dropout, self.training)
+    def forward(self, x: Tensor, rotation: Tensor, segments: Tensor | None = None) -> Tensor:
+        """[batch, tokens, width] -> the same; `rotation` as from `rotation_table`, `segments` as in `GPT`."""
+        x = x + F.dropout(self.attention(self.attention_norm(x), rotation, segments), self.dropout, self.training)
         return x + F.dropout(self.mlp(self.mlp_norm(x)), self.dropout, self.training)
 
 
@@ -205,33 +204,18 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int, kv_heads: int) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, width // heads
-        self.attend: Attend = attend
+        self.attend: Attend = plain_attention
         self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * self.head_dim, bias=False)
         self.out = nn.Linear(width, width, bias=False)
 
-    def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rotation: Tensor, segments: Tensor | None = None) -> Tensor:
         """[batch, tokens, width] -> the same."""
         heads = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         qk, v = heads.split_with_sizes((self.heads + self.kv_heads, self.kv_heads), dim=1)
         q, k = rotate(qk, rotation).split_with_sizes((self.heads, self.kv_heads), dim=1)
-        y = self.attend(q, k, v, causal=True)
+        y = self.attend(q, k, v, causal=True, segments=segments)
         out: Tensor = self.out(y.transpose(1, 2).flatten(2))
         return out
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None = None,
-    *,
-    causal: bool = False,
-    dropout: float = 0.0,
-    scale: float | None = None,
-) -> Tensor:
-    """Attention where no plugin claims it: torch's, of the shapes that `dsx.contracts.Attend` states."""
-    grouped = k.size(1) < q.size(1)
-    return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=grouped)
 
 
 class SwiGLU(nn.Module):

@@ -26,11 +26,12 @@ from dsx.contracts import (
     State,
     Tier,
     TransportWrapper,
+    plain_attention,
 )
 from dsx.contracts.data import Job, Piece
 from dsx.plugin import Descriptor, Fill, Part, hook
 from dsx.testing import CountingPlugin, check_plugin, refuses
-from dsx.testing.models import Tangle, dense
+from dsx.testing.models import Tangle
 from dsx.testing.roles import ROLE_CHECKS, check_transport
 
 
@@ -218,7 +219,7 @@ class Everywhere(Attention):
         return True
 
     def bind(self, site: Site) -> Attend:
-        return dense
+        return plain_attention
 
 
 def test_attention() -> None:
@@ -305,7 +306,7 @@ def test_tiers_that_break_it(fault: str, words: str) -> None:
 
 class Shapeless(Everywhere):
     def bind(self, site: Site) -> Attend:
-        return lambda q, k, v, mask=None, **choices: dense(q, k, v, mask, **choices) * (q.shape[2] != 64 or math.nan)
+        return lambda q, k, v, mask=None, **choices: plain_attention(q, k, v, mask, **choices) * (q.shape[2] != 64 or math.nan)
 
 
 def test_attention_that_breaks_it() -> None:

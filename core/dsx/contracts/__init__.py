@@ -4,7 +4,7 @@ Plugins import from here, from `dsx.plugin` and from `dsx.errors`, and from nowh
 """
 
 from dsx.contracts.activations import Activations, Forward
-from dsx.contracts.attention import Attend, Attention, Site
+from dsx.contracts.attention import Attend, Attention, Site, plain_attention
 from dsx.contracts.data import (
     ALIGNMENT,
     Flat,
@@ -104,5 +104,6 @@ __all__ = [
     "lasting",
     "logical_state",
     "memory_of",
+    "plain_attention",
     "with_values",
 ]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dsx.contracts import Attend
+from dsx.contracts import Attend, plain_attention
 
 VOCABULARY, TOKENS = 23, 7
 
@@ -74,7 +74,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.project, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.attend: Attend = dense
+        self.attend: Attend = plain_attention
 
     def forward(self, hidden: Tensor) -> Tensor:
         batch, length, width = hidden.shape
@@ -82,20 +82,6 @@ class SelfAttention(nn.Module):
         heads = self.attend(q, k, v, causal=True)
         out: Tensor = self.out(heads.transpose(1, 2).reshape(batch, length, width))
         return out
-
-
-def dense(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None = None,
-    *,
-    causal: bool = False,
-    dropout: float = 0.0,
-    scale: float | None = None,
-) -> Tensor:
-    """An `Attend` by torch's own scaled_dot_product_attention."""
-    return functional.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale)
 
 
 class Attentive(Tangle):
