@@ -119,10 +119,12 @@ def disconnect(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def _place(connection: Connection, attention: Sequence[tuple[Site, Attend]]) -> None:
-    """All of them, or none where one refuses."""
+    """All of them, or none where one refuses; given back when the connection is closed, or gone with its engine."""
     try:
         for site, attend in attention:
-            connection.undo(site.place(attend))
+            give_back = weakref.finalize(connection, site.place(attend))
+            give_back.atexit = False
+            connection.undo(give_back)
     except DsxError:
         connection.close()
         raise

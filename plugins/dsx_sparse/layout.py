@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from dsx_kernels.block_attention import BlockLayout
-from dsx_sparse.region import Region, Shape
+from dsx_sparse.region import Region, Shape, between
 
 _PAIRS = 1 << 24
 """Pairs looked at together: 16 MB of answers, and some times that of work."""
@@ -17,7 +18,7 @@ def layout(shape: Shape, region: Region, segments: Tensor | None = None) -> Bloc
 
     segments  int [batch, keys]: only tokens of one segment see each other, too
     """
-    touched, masks, bits = _exact(shape, region)
+    touched, masks, bits = _exact(shape, _earlier(shape, region) if shape.causal else region)
     alike = torch.arange(shape.heads) * (len(touched) > 1)
     ids = None if segments is None else segments.detach().to("cpu")
     return BlockLayout.from_blocks(
@@ -32,6 +33,12 @@ def layout(shape: Shape, region: Region, segments: Tensor | None = None) -> Bloc
         masks=masks,
         bits=bits,
     )
+
+
+def _earlier(shape: Shape, region: Region) -> Region:
+    """Without the blocks in which every key is later than every query: nobody need look at their pairs."""
+    here = shape.positions()
+    return evolve(region, touched=region.touched & between(shape, here * 0, here + 1).touched)
 
 
 def _exact(shape: Shape, region: Region) -> tuple[Tensor, Tensor | None, Tensor | None]:

@@ -111,9 +111,10 @@ def _chains(code: CodeType, own: str | None) -> Iterator[tuple[Kind, tuple[str, 
 
 def _begun(step: dis.Instruction, own: str | None) -> tuple[Kind | None, list[str]]:
     """The chain that an instruction begins."""
-    last = step.argval[-1] if isinstance(step.argval, tuple) else step.argval  # some versions load two at once
-    if own is not None and step.opname in _SELF and last == own:
-        return "self", []
+    if own is not None and step.opname in _SELF:
+        last = step.argval[-1] if isinstance(step.argval, tuple) else step.argval  # some versions load two at once
+        if last == own:
+            return "self", []
     if step.opname in _GLOBAL:
         return "global", [step.argval]
     return ("closure", [step.argval]) if step.opname in _CLOSED else (None, [])
