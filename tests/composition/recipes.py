@@ -5,6 +5,7 @@ A plugin that is registered and not in `RECIPES` fails the matrix: whoever adds 
 
 from __future__ import annotations
 
+import importlib
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,9 @@ import torch
 from attrs import field, frozen
 from torch import Tensor, nn
 
+from dsx.contracts import Attend
 from dsx_precision.products import Products
+from dsx_sparse.attend import attend_by
 
 STEPS = 4
 FOLDER = Path(tempfile.gettempdir()) / "dsx-composition"
@@ -38,6 +41,9 @@ class Recipe:
     beside     plugins without which it is refused, unless another one scales the loss
     layout     whether it says which rank holds what; plain PyTorch in one process has no such thing
     delayed    number of the first update whose weights arrive an update later; 0: none
+    attend     what computes the model's attention; its own tests hold it against explicit masks in float64
+    alike      the plugin that stands for this one in pairs: they differ in arithmetic alone
+    refused    words in which the matrix's model cannot be trained with it
     """
 
     section: str
@@ -51,6 +57,19 @@ class Recipe:
     beside: tuple[str, ...] = ()
     layout: bool = False
     delayed: int = 0
+    attend: Callable[[], Attend] | None = None
+    alike: str | None = None
+    refused: str | None = None
+
+
+def _pattern(name: str, alike: str | None = "sliding_window", **options: Any) -> Recipe:
+    """A pattern of attention; with the model's few tokens, only one that counts tokens differs from a dense one."""
+    options = {"block": 16, **options}
+
+    def attend() -> Attend:
+        return attend_by(name, importlib.import_module(f"dsx_sparse.{name}").Options(**options))
+
+    return Recipe("attention", options, attend=attend, alike=alike)
 
 
 def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -84,6 +103,19 @@ RECIPES: Mapping[str, Recipe] = {
     "cpu_offload": Recipe("partition", {"limit_bytes": 9000}),
     "nvme_offload": Recipe("partition", {"path": str(FOLDER)}),
     "delayed_update": Recipe("optimize", {"after": 1}, delayed=2),
+    "sliding_window": _pattern("sliding_window", alike=None, window=3),
+    "dense": _pattern("dense"),
+    "local_blocks": _pattern("local_blocks"),
+    "global_blocks": _pattern("global_blocks"),
+    "strided": _pattern("strided"),
+    "dilated": _pattern("dilated"),
+    "global_local": _pattern("global_local", window=2),
+    "fixed": _pattern("fixed"),
+    "variable": _pattern("variable", random=1),
+    "bigbird": _pattern("bigbird"),
+    "streaming": _pattern("streaming", sinks=1, recent=2),
+    "mixed": _pattern("mixed"),
+    "document": Recipe("attention", alike="sliding_window", refused="is asked for attention without segment ids"),
     "bf16": Recipe("precision", precision=True, half=torch.bfloat16),
     "fp16": Recipe(
         "precision", precision=True, half=torch.float16, around=Products, beside=("static_loss_scale",)
@@ -117,6 +149,10 @@ def plain(
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Train as the named plugins say, without dsx; the losses, and the authoritative weights."""
     recipes = [RECIPES[name] for name in names]
+    for recipe in recipes:
+        for module in model.modules() if recipe.attend else ():
+            if hasattr(module, "attend"):
+                module.attend = recipe.attend()
     optimizer = next((recipe.optimizer for recipe in recipes if recipe.optimizer), None)
     rates = next((recipe.rates for recipe in recipes if recipe.rates), (1,) * STEPS)
     scales = next((recipe.scales for recipe in recipes if recipe.scales), (1,) * STEPS)

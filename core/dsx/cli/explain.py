@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -13,7 +13,15 @@ from dsx.cli import options
 from dsx.manifest import Manifest
 from dsx.registry import Registry
 from dsx.resolve import NULL_OFFERS, Resolved, resolve
-from dsx.roles import BUILD_ORDER, Role
+from dsx.roles import BUILD_ORDER, SECTIONS, Role
+
+
+def _sections(function: Callable[..., None]) -> Callable[..., None]:
+    """An option for each section of plugins."""
+    for section in reversed(SECTIONS):
+        words = f"What the plugins in [{section}] have to say of themselves, in place of the tables."
+        function = click.option(f"--{section}", is_flag=True, help=words)(function)
+    return function
 
 
 @click.command()
@@ -21,10 +29,15 @@ from dsx.roles import BUILD_ORDER, Role
 @options.overrides
 @click.option("--nproc", type=click.IntRange(1), default=1, show_default=True, help="Ranks to explain it for.")
 @click.option("--json", "as_json", is_flag=True, help="For scripts.")
-def command(manifest: str, overrides: tuple[str, ...], nproc: int, as_json: bool) -> None:
+@_sections
+def command(manifest: str, overrides: tuple[str, ...], nproc: int, as_json: bool, **sections: bool) -> None:
     """Show what MANIFEST resolves to, without building anything."""
     settings = Manifest.load(manifest, set=overrides)
     resolved = resolve(settings, Registry.scan())
+    if any(sections.values()):
+        for line in _own_words(resolved, [section for section in SECTIONS if sections[section]]):
+            click.echo(line)
+        return
     found = {"batch": _batch(settings, nproc), "roles": list(_roles(resolved)), "values": list(_values(resolved))}
     if as_json:
         click.echo(json.dumps(found, indent=2, default=str))
@@ -35,6 +48,16 @@ def command(manifest: str, overrides: tuple[str, ...], nproc: int, as_json: bool
         click.echo(line)
     click.echo("")
     click.echo(_table(("key", "value", "from"), found["values"]))  # type: ignore[arg-type]
+
+
+def _own_words(resolved: Resolved, sections: Sequence[str]) -> Iterator[str]:
+    for plugin, chosen in resolved.plugins:
+        if plugin.descriptor.section not in sections:
+            continue
+        yield f"{plugin.name}: {plugin.descriptor.summary}"
+        for line in plugin.descriptor.explain(chosen) if plugin.descriptor.explain else ():
+            yield f"  {line}".rstrip()
+        yield ""
 
 
 def _batch(settings: Manifest, world: int) -> str:
