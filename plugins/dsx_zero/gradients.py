@@ -45,6 +45,10 @@ class Gradients(ABC):
     def of(self, shard: Shard, span: Span | None = None) -> Tensor:
         """The final gradient [stop - start] or a part of it, borrowed until it is asked for again, or `reset`."""
 
+    def local(self, shard: Shard) -> Tensor:
+        """This rank's own gradient of the whole flat parameter [size], where gradients stay whole."""
+        raise NotImplementedError
+
     @abstractmethod
     def reset(self) -> None:
         """Forget them."""

@@ -59,5 +59,8 @@ class WholeGradients(Gradients):
         start, stop = span or (0, shard.stop - shard.start)
         return self.reductions.slot(shard.key).whole[shard.start + start : shard.start + stop]
 
+    def local(self, shard: Shard) -> Tensor:
+        return self.reductions.slot(shard.key).whole
+
     def reset(self) -> None:
         self.reductions.reset()

@@ -40,6 +40,9 @@ class Published(Sharded, WholeParameters):
         mine = live[shard.start : shard.stop]
         self._published[shard.key] = self._transport.all_gather(live, mine, channel="gather", purpose="publish")
 
+    def local(self, shard: Shard) -> tuple[Tensor, Tensor]:
+        return self.gradients.local(shard), self.live[shard.key]
+
     def bytes(self) -> Mapping[str, int]:
         return {"param": self._live_bytes(), **self.gradients.bytes()}
 

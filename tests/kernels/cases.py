@@ -7,6 +7,7 @@ compares each element. A tensor lies within a larger one that is filled with NaN
 from __future__ import annotations
 
 import itertools
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,16 @@ SIZES = (0, 1, 15, 16, 17, 4095, 4096, 100_003)
 MARGIN = 40
 """Elements around a tensor that belong to nobody."""
 
-ULPS = {"squares": 8, "adamw": 8, "sgd": 4, "cast": 0, "accumulate": 2}
+ULPS = {
+    "squares": 8,
+    "adamw": 8,
+    "sgd": 4,
+    "cast": 0,
+    "accumulate": 2,
+    "momentum": 4,
+    "signs": 8,
+    "signs_mean": 4,
+}
 """Largest errors, in units of the last place of the largest number that an element is the sum of, in the dtype that is
 computed in: fp64 if the weights are, else fp32. Rounding to 16 bits, by way of fp32, adds half a unit of theirs and one
 of fp32."""
@@ -32,6 +42,9 @@ OUTPUTS = {
     "sgd": ("master", "momentum_buffer", "param"),
     "cast": ("target",),
     "accumulate": ("into",),
+    "momentum": ("mean",),
+    "signs": ("error", "bits", "scales"),
+    "signs_mean": ("out",),
 }
 """Tensors that an operation writes; `squares` returns one instead."""
 
@@ -46,6 +59,8 @@ class Case:
     options  keyword arguments
     offset   elements by which tensors start after an address that is a multiple of 64 bytes
     special  some elements are NaN, infinite, zero or subnormal
+    shapes   of those tensors that are not [size]
+    whole    integers of a tensor that has given ones; others are any
     """
 
     operation: str
@@ -54,11 +69,14 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     offset: int = 0
     special: bool = False
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    whole: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         dtypes = "-".join(str(dtype).removeprefix("torch.") for dtype in self.tensors.values() if dtype)
         parts = [self.operation, dtypes, str(self.size), *(f"{key}={value}" for key, value in self.options.items())]
         parts += [f"+{self.offset}"] if self.offset else []
+        parts += [f"{name}{list(shape)}".replace(" ", "") for name, shape in self.shapes.items() if name == "scales"]
         return " ".join([*parts, "special"] if self.special else parts)
 
     def make(self, device: str = "cpu") -> dict[str, Tensor]:
@@ -66,17 +84,30 @@ class Case:
         return {name: self._tensor(name, dtype, device) for name, dtype in self.tensors.items() if dtype is not None}
 
     def _tensor(self, name: str, dtype: torch.dtype, device: str) -> Tensor:
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {self.size}".encode()))
-        values = torch.randn(self.size, generator=generator, dtype=F64) * _SCALES.get(name, 1.0)
+        shape = self.shapes.get(name, (self.size,))
+        size = math.prod(shape)
+        values = self._values(name, dtype, size)
+        start = MARGIN - MARGIN % 32 + (self.offset if dtype.is_floating_point else 0)
+        room = torch.full((start + size + MARGIN,), _filling(dtype), dtype=dtype, device=device)
+        room[start : start + size] = values.to(dtype)
+        return room[start : start + size].view(shape)
+
+    def _values(self, name: str, dtype: torch.dtype, size: int) -> Tensor:
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {size}".encode()))
+        if name in self.whole:
+            return torch.tensor(self.whole[name], dtype=dtype)
+        if not dtype.is_floating_point:
+            return torch.randint(-(2**31), 2**31, (size,), generator=generator)
+        values = torch.randn(size, generator=generator, dtype=F64) * _SCALES.get(name, 1.0)
         if self.special:
-            places = torch.randperm(self.size, generator=generator)[: len(_SPECIAL)]
+            places = torch.randperm(size, generator=generator)[: len(_SPECIAL)]
             values[places] = torch.tensor(_SPECIAL[: len(places)], dtype=F64)
-        if name.endswith("_sq"):
-            values = values.square()
-        start = MARGIN - MARGIN % 32 + self.offset
-        room = torch.full((start + self.size + MARGIN,), float("nan"), dtype=dtype, device=device)
-        room[start : start + self.size] = values.to(dtype)
-        return room[start : start + self.size]
+        return values.square() if name.endswith("_sq") else values
+
+
+def _filling(dtype: torch.dtype) -> float:
+    """What lies around tensors."""
+    return float("nan") if dtype.is_floating_point else 0x5A5A5A5A
 
 
 _SCALES = {"gradient": 0.3, "exp_avg": 0.1, "exp_avg_sq": 0.3, "max_exp_avg_sq": 0.3, "momentum_buffer": 0.5}
@@ -147,6 +178,61 @@ def _pairs(name: str, first: str, second: str, **options: Any) -> list[Case]:
     ]
 
 
+def _momentum() -> list[Case]:
+    def make(size: int, mean: Any, gradient: Any, factor: Any = None, **place: Any) -> Case:
+        options = {"beta": 0.9, "multiplier": 0.5, "clip_value": place.pop("clip_value", None)}
+        return Case("momentum", {"mean": mean, "gradient": gradient, "factor": factor}, size, options, **place)
+
+    return [
+        *(make(size, F32, F32, F32) for size in SIZES),
+        *(make(size, F32, BF16) for size in SIZES),
+        *(make(1000, mean, gradient, factor) for mean in DTYPES for gradient in DTYPES for factor in (None, F32)),
+        *(make(4095, F32, BF16, F32, offset=offset) for offset in (1, 7)),
+        *(make(1027, *dtypes, special=True, clip_value=0.2) for dtypes in ((F32, F32, F32), (F64, F64), (BF16, BF16))),
+    ]
+
+
+GROUP = 1024
+"""Elements of the smallest block of signs."""
+
+
+def _signs() -> list[Case]:
+    def make(value: Any, error: Any, counts: Sequence[int], block: int = GROUP, **place: Any) -> Case:
+        blocks, size = len(counts), len(counts) * block
+        wide = F64 if error == F64 else F32
+        tensors = {"value": value, "error": error, "counts": torch.int32, "bits": torch.int32, "scales": wide}
+        shapes = {"counts": (blocks,), "bits": (size // 32,), "scales": (blocks,)}
+        return Case("signs", tensors, size, shapes=shapes, whole={"counts": counts}, **place)
+
+    full = [GROUP] * 5
+    return [
+        make(F32, F32, []),
+        *(make(F32, F32, [count]) for count in (0, 1, 31, 33, 1023, 1024)),
+        *(make(value, error, [GROUP, 17, 0, 1000]) for value in DTYPES for error in DTYPES),
+        *(make(*pair, [4096, 1025, 0, 3000, 4095], 4096) for pair in ((F32, F32), (BF16, F32), (F64, F64))),
+        *(make(F32, F32, full, offset=offset) for offset in (1, 7)),
+        *(make(*pair, [GROUP] * 3, special=True) for pair in ((F32, F32), (F64, F64), (F16, F32))),
+        make(F32, F32, [GROUP] * 150),
+    ]
+
+
+def _signs_mean() -> list[Case]:
+    def make(ranks: int, scales: Any, out: Any, counts: Sequence[int], block: int = GROUP, **place: Any) -> Case:
+        blocks, size = len(counts), len(counts) * block
+        tensors = {"bits": torch.int32, "scales": scales, "counts": torch.int32, "out": out}
+        shapes = {"bits": (ranks, size // 32), "scales": (ranks, blocks), "counts": (blocks,)}
+        return Case("signs_mean", tensors, size, shapes=shapes, whole={"counts": counts}, **place)
+
+    return [
+        make(2, F32, F32, []),
+        *(make(ranks, F32, F32, [count]) for ranks in (1, 2, 3) for count in (0, 1, 33, 1023, 1024)),
+        *(make(ranks, wide, out, [GROUP, 17, 0, 1000]) for ranks in (1, 4) for wide in (F32, F64) for out in DTYPES),
+        *(make(ranks, F32, F32, [4096, 1025, 0], 4096, offset=1) for ranks in (1, 2)),
+        make(3, F32, F32, [GROUP] * 3, special=True),
+        make(2, F32, F32, [GROUP] * 150),
+    ]
+
+
 def _squares() -> list[Case]:
     sizes = [Case("squares", {"tensor": dtype}, size) for dtype in DTYPES for size in SIZES]
     return sizes + [Case("squares", {"tensor": dtype}, 4095, offset=3) for dtype in DTYPES]
@@ -158,6 +244,9 @@ TABLE: dict[str, list[Case]] = {
     "sgd": _updates("sgd", _sgd),
     "cast": _pairs("cast", "source", "target"),
     "accumulate": _pairs("accumulate", "into", "source", scale=0.3),
+    "momentum": _momentum(),
+    "signs": _signs(),
+    "signs_mean": _signs_mean(),
 }
 """By operation; each case once."""
 
@@ -173,7 +262,11 @@ def call(function: Function, case: Case, tensors: Mapping[str, Tensor]) -> dict[
 def expected(case: Case) -> dict[str, Tensor]:
     """What the reference makes of float64 copies."""
     reference = getattr(import_module(f"dsx_kernels.{case.operation}.reference"), case.operation)
-    return call(reference, case, {name: tensor.to(F64) for name, tensor in case.make().items()})
+    return call(reference, case, {name: _exact(tensor) for name, tensor in case.make().items()})
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    return tensor.to(F64) if tensor.is_floating_point() else tensor
 
 
 def run(function: Function, case: Case, device: str = "cpu") -> dict[str, Tensor]:
@@ -202,6 +295,8 @@ def check(function: Function, case: Case, device: str = "cpu") -> dict[str, Tens
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether tensors are the same, one NaN being like any other, and zeros of unlike sign not."""
+    if not one.is_floating_point():
+        return bool(torch.equal(one, other))
     return bool(torch.equal(torch.isnan(one), torch.isnan(other))) and bool(
         torch.equal(torch.nan_to_num(one, nan=1.0, posinf=None), torch.nan_to_num(other, nan=1.0, posinf=None))
         and torch.equal(torch.signbit(one)[~torch.isnan(one)], torch.signbit(other)[~torch.isnan(other)])
@@ -209,13 +304,17 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def _assert_margin(case: Case, name: str, tensor: Tensor) -> None:
-    room = torch.as_strided(tensor, (tensor.storage_offset() + case.size + MARGIN,), (1,), 0)
-    inside = torch.zeros(len(room), dtype=torch.bool, device=room.device)
-    inside[tensor.storage_offset() : tensor.storage_offset() + case.size] = True
-    assert torch.isnan(room[~inside]).all(), f"{case}: wrote outside of {name}"
+    start, stop = tensor.storage_offset(), tensor.storage_offset() + tensor.numel()
+    room = torch.as_strided(tensor, (stop + MARGIN,), (1,), 0)
+    around = torch.cat([room[:start], room[stop:]])
+    untouched = torch.isnan(around) if room.is_floating_point() else around == _filling(room.dtype)
+    assert untouched.all(), f"{case}: wrote outside of {name}"
 
 
 def _assert_near(case: Case, name: str, found: Tensor, wanted: Tensor, terms: Tensor) -> None:
+    if not found.is_floating_point():
+        assert torch.equal(found, wanted), f"{case}: {name} differs"
+        return
     computed = F64 if case.tensors[KEYS[case.operation]] == F64 else F32
     rounded = wanted.to(found.dtype)
     finite = torch.isfinite(rounded)
@@ -235,7 +334,16 @@ def _assert_near(case: Case, name: str, found: Tensor, wanted: Tensor, terms: Te
         raise AssertionError(f"{case}: {name}[{at}] is {values[0]!r}, not {values[1]!r}: {values[2]:.3g} limits off")
 
 
-KEYS = {"squares": "tensor", "cast": "source", "adamw": "master", "sgd": "master", "accumulate": "into"}
+KEYS = {
+    "squares": "tensor",
+    "cast": "source",
+    "adamw": "master",
+    "sgd": "master",
+    "accumulate": "into",
+    "momentum": "mean",
+    "signs": "scales",
+    "signs_mean": "scales",
+}
 """The tensor by which an operation picks its implementation, and in whose width it computes."""
 
 
@@ -254,8 +362,17 @@ def _terms(case: Case, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return expected(case)
     if case.operation == "accumulate":
         return {"into": sizes["into"] + sizes["source"] * abs(options["scale"])}
+    if case.operation == "signs":
+        scales = expected(case)["scales"]
+        whole = scales.repeat_interleave(case.size // max(1, len(scales)))
+        return {"scales": scales, "bits": scales, "error": sizes["value"] + sizes["error"] + whole}
+    if case.operation == "signs_mean":
+        whole = sizes["scales"].sum(0).repeat_interleave(case.size // max(1, len(sizes["counts"])))
+        return {"out": whole + sizes["out"]}
     gradient = sizes["gradient"] * abs(options["multiplier"])
     gradient = gradient if options["clip_value"] is None else gradient.clamp(max=options["clip_value"])
+    if case.operation == "momentum":
+        return {"mean": 2 * sizes["mean"] + gradient * sizes.get("factor", torch.ones(()))}
     if case.operation == "sgd":
         gradient = gradient + options["weight_decay"] * sizes["master"]
         buffer = options["momentum"] * sizes.get("momentum_buffer", torch.zeros(())) + gradient

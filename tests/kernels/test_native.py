@@ -55,7 +55,7 @@ def test_native_is_the_reference(case: Case) -> None:
         assert_same(run(function, case), wanted, f"{case}, {way}")
 
 
-@pytest.mark.parametrize("operation", ["adamw", "sgd", "cast", "accumulate"])
+@pytest.mark.parametrize("operation", ["adamw", "sgd", "cast", "accumulate", "momentum"])
 def test_an_elements_bits_do_not_depend_on_the_cut(operation: str) -> None:
     """Whole, against pieces of odd lengths: each element then meets another vector, tail or block."""
     case = max((case for case in TABLE[operation] if BF16 in case.tensors.values()), key=lambda case: case.size)
@@ -65,6 +65,22 @@ def test_an_elements_bits_do_not_depend_on_the_cut(operation: str) -> None:
         tensors = case.make()
         for start, stop in pieces(case.size):
             call(function, case, {name: tensor[start:stop] for name, tensor in tensors.items()})
+        assert_same({name: tensors[name] for name in whole}, whole, f"{case} in pieces")
+
+
+@pytest.mark.parametrize("operation", ["signs", "signs_mean"])
+def test_a_blocks_bits_do_not_depend_on_the_cut(operation: str) -> None:
+    case = max(TABLE[operation], key=lambda case: case.size)
+    blocks, function = case.shapes["counts"][0], native(operation)
+    whole = call(function, case, case.make())
+    for _ in ways():
+        tensors = case.make()
+        for start, stop in pieces(blocks):
+            parts = {}
+            for name, tensor in tensors.items():
+                each = tensor.shape[-1] // blocks
+                parts[name] = tensor[..., start * each : stop * each]
+            call(function, case, parts)
         assert_same({name: tensors[name] for name in whole}, whole, f"{case} in pieces")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from dsx.checkpoint.description import firsts, persistent_buffers
 from dsx.checkpoint.lent import Loans, Values, of_state
 from dsx.checkpoint.slices import Slice
-from dsx.contracts import Flat, Segment, Shard, State, grid
+from dsx.contracts import Flat, Segment, Shard, State, Walk, grid
 from dsx.engine import Engine
 
 
@@ -141,19 +141,11 @@ class Content:
 
     def restored(self) -> None:
         """Derive the parameters from the weights that were read, and bring them to whoever needs them."""
-        for shard in self._layout.shards:
-            if "master" in self._store.names(shard.key):
-                self._derive(shard)
-            self._layout.publish(shard)
+        rule, nothing = self._engine.program.rule, torch.empty(0)
+        Walk(rule, self._layout, self._store).sweep(
+            lambda piece, states: rule.derive(states["param"], states), self._layout.publish, gradient=lambda _: nothing
+        )
         self._layout.settle()
-
-    def _derive(self, shard: Shard) -> None:
-        weight, target = of_state(self._loans, shard.key, "master"), self._layout.target(shard)
-        param = of_state(self._loans, shard.key, "param") if target is None else Values(target)
-        for start, stop in _pieces(weight.size, self._store.grain(shard.key)):
-            with param.part(start, stop).changing() as here:
-                here.copy_(weight.part(start, stop).tensor())
-            self._loans.give_back(changed=False)
 
     def buffers(self) -> dict[str, Tensor]:
         """Persistent buffers; they are local, and rank 0's are the ones saved."""
@@ -167,13 +159,6 @@ def _slice(segment: Segment, held: Values, start: int, low: int, high: int) -> S
     if low >= high:
         return None
     return Slice(held.part(low - start, high - start), low - segment.start, segment.shape)
-
-
-def _pieces(size: int, grain: int | None) -> Iterator[tuple[int, int]]:
-    """Spans of a state of `size` elements."""
-    each = grain or max(size, 1)
-    for start in range(0, size, each):
-        yield start, min(start + each, size)
 
 
 def numbers(engine: Engine) -> dict[str, Any]:

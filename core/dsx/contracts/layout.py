@@ -101,6 +101,16 @@ class Layout(Protocol):
         Borrowed until it is asked for again for the same shard, or `reset`.
         """
 
+    def local(self, shard: Shard) -> tuple[Tensor, Tensor]:
+        """Scope local, where `gradients.local` is offered: this rank's own gradient of the whole flat parameter, and
+        the whole live parameter, both [size]; here, those of a shard that is whole.
+
+        The rule brings every rank's live parameter to the same new value by itself; nothing is published.
+        """
+        target = self.target(shard)
+        assert target is not None, "parameters in the store are nobody's to write"
+        return self.gradient_of(shard), target
+
     def target(self, shard: Shard) -> Tensor | None:
         """Where the parameter's new value is to be written before `publish`; None where `param` rests in the store."""
 

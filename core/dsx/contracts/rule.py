@@ -36,7 +36,11 @@ class Rule:
     hyper: Hyper = Hyper()
 
     def scope(self, step: int) -> Scope:
-        """Whether update number `step` needs gradients averaged over ranks; the same on all ranks."""
+        """Whether update number `step` needs gradients averaged over ranks; the same on all ranks.
+
+        After "local" each rank's `update` is given its own gradient of the whole flat parameter and the whole live
+        `param`, whatever part of it the piece is, and makes the latter the same on all ranks by exchanges of its own.
+        """
         return "mean"
 
     def ballot(self) -> Tensor:
@@ -57,6 +61,10 @@ class Rule:
         sums    [sums, parameters], complete
         """
         raise NotImplementedError
+
+    def derive(self, param: Tensor, states: Mapping[str, Tensor]) -> None:
+        """Write a shard's parameter from its weights, `master`, and its other states: a checkpoint has no parameter."""
+        param.copy_(states["master"])
 
     def state(self) -> Mapping[str, Any]:
         """What a checkpoint keeps that is no tensor of a shard: phase, seed."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Mapping
 
-from dsx.contracts import Job, Layout, Rule, Stepper, Store, Walk
+import torch
+from torch import Tensor
+
+from dsx.contracts import Job, Layout, Piece, Rule, Stepper, Store, Walk
 
 
 class Inline(Stepper):
@@ -26,5 +29,16 @@ class Inline(Stepper):
         if rule.sums:
             self._walk.sweep(lambda piece, states: rule.measure(piece, states, job, sums))
             sums = layout.total(sums)
-        self._walk.sweep(lambda piece, states: rule.update(piece, states, job, sums), layout.publish)
+
+        def update(piece: Piece, states: Mapping[str, Tensor]) -> None:
+            rule.update(piece, states, job, sums)
+
+        if rule.scope(job.number) == "local":  # the rule brings every rank's parameters to their new values itself
+            self._walk.sweep(
+                update,
+                target=lambda part: layout.local(part.piece.shard)[1],
+                gradient=lambda part: layout.local(part.piece.shard)[0],
+            )
+        else:
+            self._walk.sweep(update, layout.publish)
         layout.reset()

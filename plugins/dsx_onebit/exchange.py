@@ -1,0 +1,94 @@
+"""Signs to the owner of each part of a flat parameter, their mean, and its signs to everyone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dsx.contracts import Flat, Transport
+from dsx_kernels.signs import signs
+from dsx_kernels.signs_mean import signs_mean
+
+WORD = 32
+"""Signs in an int32."""
+
+
+class Exchange:
+    """What ranks send one another of a flat parameter: for each 1/N of it, its signs and the scales of its blocks.
+
+    Both halves compress with error feedback, so what one exchange loses is in a later one.
+
+    block  elements with one scale
+    """
+
+    def __init__(self, transport: Transport, block: int) -> None:
+        self._transport, self._block = transport, block
+        self._counts: dict[str, tuple[tuple[bool, ...], Tensor]] = {}
+
+    def own(self, flat: Flat) -> slice:
+        """The part of a flat parameter that this rank owns."""
+        return slice(*flat.part(self._transport.rank, self._transport.world))
+
+    def counts(self, flat: Flat, used: Sequence[bool], device: torch.device) -> Tensor:
+        """int32 [size / block]: elements of each block that belong to a parameter which is used; the rest of it is
+        padding."""
+        mine = tuple(used[segment.index] for segment in flat.segments)
+        known = self._counts.get(flat.key)
+        if known is None or known[0] != mine:
+            counts = torch.zeros(flat.size // self._block, dtype=torch.int32)
+            for segment, counted in zip(flat.segments, mine, strict=True):
+                if counted:
+                    first, (whole, rest) = segment.start // self._block, divmod(segment.stop - segment.start, self._block)
+                    counts[first : first + whole] = self._block
+                    if rest:
+                        counts[first + whole] = rest
+            self._counts[flat.key] = known = mine, counts.to(device)
+        return known[1]
+
+    def average(self, value: Tensor, error: Tensor, counts: Tensor, out: Tensor) -> None:
+        """The mean over ranks of `value + error`, as far as signs tell it, of the part that this rank owns.
+
+        value, error  [size]; error becomes what the signs did not tell
+        out           [size / N], written where `counts` counts; may be a part of `value`
+        """
+        x, size = self._transport, out.numel()
+        sent, came = (self._messages(size, error) for _ in range(2))
+        each = size // self._block
+        for rank in range(x.world):
+            part, blocks = slice(rank * size, (rank + 1) * size), slice(rank * each, (rank + 1) * each)
+            bits, scales = self._parts(sent, size, error)
+            signs(value[part], error[part], counts[blocks], bits[rank], scales[rank])
+        x.all_to_all(list(came), list(sent), channel="rule", purpose="rule").wait()
+        signs_mean(*self._parts(came, size, error), counts[x.rank * each : (x.rank + 1) * each], out)
+
+    def spread(self, value: Tensor, error: Tensor, counts: Tensor, out: Tensor) -> None:
+        """Every owner's `value + error`, as far as signs tell it, on all ranks.
+
+        value, error  [size / N]; error becomes what the signs did not tell
+        out           [size], the same bits on every rank, written where `counts` counts; `value` may be a part of it
+        """
+        x, size = self._transport, value.numel()
+        messages = self._messages(size, error)
+        bits, scales = self._parts(messages, size, error)
+        each = size // self._block
+        signs(value, error, counts[x.rank * each : (x.rank + 1) * each], bits[x.rank], scales[x.rank])
+        x.all_gather(messages.view(-1), messages[x.rank], channel="rule", purpose="rule").wait()
+        for rank in range(x.world):
+            part, blocks = slice(rank * size, (rank + 1) * size), slice(rank * each, (rank + 1) * each)
+            signs_mean(bits[rank : rank + 1], scales[rank : rank + 1], counts[blocks], out[part])
+
+    def _messages(self, size: int, like: Tensor) -> Tensor:
+        """int32 [N, words], one message of signs and scales for each rank."""
+        words = size // WORD + size // self._block * (_wide(like).itemsize // 4)
+        return torch.empty(self._transport.world, words, dtype=torch.int32, device=like.device)
+
+    def _parts(self, messages: Tensor, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Signs [N, size / 32] and scales [N, size / block] of messages."""
+        return messages[:, : size // WORD], messages[:, size // WORD :].view(_wide(like))
+
+
+def _wide(like: Tensor) -> torch.dtype:
+    """In which scales are: as the kernels compute."""
+    return torch.float64 if like.dtype == torch.float64 else torch.float32

@@ -1,0 +1,60 @@
+"""1-bit updates where a rank updates 1/N only (ZeRO stage 1): what its owner changes travels as signs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dsx.contracts import Job, Piece, State, Transport
+from dsx_kernels.accumulate import accumulate
+from dsx_onebit.exchange import Exchange
+
+STATES = (
+    State("own_momentum", scope="rank", resize="mean"),
+    State("factor", scope="rank", resize="mean"),
+)
+"""What a rank must have whole to compress its own gradient: 8 bytes a parameter that the stage does not save."""
+
+
+def gather(states: Mapping[str, Tensor], transport: Transport) -> None:
+    """After the freeze every rank needs all of what each owner made of its part's moments."""
+    for whole, part in (("own_momentum", "exp_avg"), ("factor", "exp_avg_sq")):
+        transport.all_gather(states[whole], states[part], channel="rule", purpose="rule").wait()
+
+
+def change(
+    whole: Piece, own: slice, states: Mapping[str, Tensor], job: Job, counts: Tensor, exchange: Exchange
+) -> None:
+    """Make the update of the part that this rank owns, and bring all parts' to every rank's live parameter.
+
+    whole   the flat parameter
+    own     where in it this rank's part lies
+    states  exp_avg is the mean of all ranks' momenta, scaled; owner_error, what the live parameter lacks of the weight
+
+    What travels is the difference between an owner's weights and what everybody has; the signs' error and the rounding
+    of a 16-bit parameter are both in what is left of it.
+    """
+    live, left, gradient = states["param"], states["owner_error"], states["grad"]
+    master, separate = _weights(states, own)
+    step = torch.zeros_like(left)
+    for run in whole.runs(job):
+        low, high = max(run.where.start, own.start) - own.start, min(run.where.stop, own.stop) - own.start
+        if low < high:
+            part = step[low:high].add_(states["exp_avg"][low:high])
+            part.add_(master[low:high], alpha=run.hyper.weight_decay).mul_(-run.hyper.lr)
+            if separate:
+                master[low:high].add_(part)
+    exchange.spread(step, left, counts, out=gradient)
+    for run in whole.runs(job):
+        accumulate(live[run.where], gradient[run.where])
+    if separate:
+        left.copy_(master).sub_(live[own])
+
+
+def _weights(states: Mapping[str, Tensor], own: slice) -> tuple[Tensor, bool]:
+    """The weights of the part that this rank owns, and whether they are others than the live ones."""
+    master, live = states["master"], states["param"]
+    separate = master.data_ptr() != live.data_ptr()
+    return (master if separate else live[own]), separate

@@ -1,0 +1,120 @@
+"""1-bit Adam as its paper writes it (Tang et al. 2021, algorithm 1), in one process, parameter by parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from attrs import field, frozen
+from torch import Tensor, nn
+
+Batch = Callable[[int, int, int], tuple[object, ...]]
+
+
+@frozen
+class Numbers:
+    """Hyperparameters, as the plugin's options."""
+
+    freeze: int
+    signs: str = "scaled"
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 1e-2
+    block: int = 1024
+    floor: float = 0.01
+    clip_norm: float = float("inf")
+
+
+def compress(value: Tensor, block: int) -> Tensor:
+    """Signs times the mean absolute value of each block."""
+    parts = [part.abs().mean() * torch.where(part < 0, -1.0, 1.0) for part in value.split(block)]
+    return torch.cat(parts) if parts else value
+
+
+@frozen(eq=False)
+class Parameter:
+    """A parameter and what is kept for it: [n] each; `workers` one error for each rank."""
+
+    weight: Tensor
+    mean: Tensor
+    variance: Tensor
+    workers: Sequence[Tensor]
+    owner: Tensor
+    steps: list[int] = field(factory=lambda: [0])
+
+    @classmethod
+    def of(cls, parameter: nn.Parameter, world: int) -> Parameter:
+        weight = parameter.detach().view(-1)
+        zeros = [torch.zeros_like(weight) for _ in range(world + 3)]
+        return cls(weight, zeros[0], zeros[1], zeros[3:], zeros[2])
+
+    def warm(self, grad: Tensor, n: Numbers) -> None:
+        self.steps[0] += 1
+        t, (one, two) = self.steps[0], n.betas
+        self.mean.mul_(one).add_((1 - one) * grad)
+        self.variance.mul_(two).add_((1 - two) * grad.square())
+        mean, variance = self.mean / (1 - one**t), self.variance / (1 - two**t)
+        self.weight.mul_(1 - n.lr * n.weight_decay).sub_(n.lr * mean / (variance.sqrt() + n.eps))
+
+    def freeze(self, n: Numbers, typical: float) -> None:
+        t = self.steps[0]
+        if t:
+            self.mean.div_(1 - n.betas[0] ** t)
+            self.variance.div_(1 - n.betas[1] ** t)
+        mean = float(self.variance.mean()) if self.variance.numel() else 0.0
+        if mean or typical:
+            self.variance.copy_(1 / (self.variance.clamp(min=n.floor * (mean or typical)).sqrt() + n.eps))
+        if n.signs == "scaled":
+            self.mean.mul_(self.variance)
+
+    def compressed(self, grads: Sequence[Tensor], n: Numbers) -> None:
+        self.steps[0] += 1
+        told = torch.zeros_like(self.mean)
+        for grad, error in zip(grads, self.workers, strict=True):
+            factor = self.variance if n.signs == "scaled" else 1.0
+            value = n.betas[0] * self.mean + (1 - n.betas[0]) * grad * factor + error
+            sent = compress(value, n.block)
+            error.copy_(value - sent)
+            told += sent / len(grads)
+        value = told + self.owner
+        self.mean.copy_(compress(value, n.block))
+        self.owner.copy_(value - self.mean)
+        step = self.mean if n.signs == "scaled" else self.mean * self.variance
+        self.weight.mul_(1 - n.lr * n.weight_decay).sub_(n.lr * step)
+
+
+def train(model: nn.Module, batch: Batch, n: Numbers, *, world: int, steps: int, accumulation: int = 1) -> list[float]:
+    """Losses; the model ends with the last weights."""
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    kept = {name: Parameter.of(parameter, world) for name, parameter in named.items()}
+    elements = sum(parameter.numel() for parameter in named.values())
+    losses, norm = [], 0.0
+    for number in range(1, steps + 1):
+        each: list[dict[str, Tensor]] = []
+        total = 0.0
+        for rank in range(world):
+            model.zero_grad()
+            for micro in range(accumulation):
+                loss = model(*batch(number - 1, micro, rank)) / accumulation
+                loss.backward()
+                total += loss.item() / world
+            each.append({name: p.grad.view(-1).clone() for name, p in named.items() if p.grad is not None})
+        used = {name: [own.get(name, torch.zeros_like(kept[name].mean)) for own in each] for name in named}
+        used = {name: grads for name, grads in used.items() if any(name in own for own in each)}
+        frozen = number > n.freeze
+        means = {name: sum(grads) / world for name, grads in used.items()}
+        shown = [g for grads in used.values() for g in grads] if frozen else list(means.values())
+        size = sum(float(g.square().sum()) for g in shown) / (world if frozen else 1)
+        factor = min(1.0, n.clip_norm / (size**0.5 + 1e-6))
+        for name, grads in used.items():
+            if frozen:
+                kept[name].compressed([grad * factor for grad in grads], n)
+            else:
+                kept[name].warm(means[name] * factor, n)
+        if number == n.freeze:
+            for state in kept.values():
+                state.freeze(n, norm / elements)
+        norm = sum(float(state.variance.sum()) for state in kept.values())
+        losses.append(total)
+    return losses
