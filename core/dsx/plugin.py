@@ -111,6 +111,8 @@ class Descriptor:
     options   attrs class of its options table, every field with a default or required; None: it takes none
     summary   one line for `dsx plugins` and `dsx explain`
     explain   from its options, lines for `dsx explain --SECTION`: what a table cannot show
+    notes     from its options and run.steps (None: not said) to what people should know of such a run before they start
+              it; `dsx explain` shows them
     """
 
     name: str
@@ -120,6 +122,7 @@ class Descriptor:
     options: type[Any] | None = None
     summary: str = ""
     explain: Callable[[Any], Iterable[str]] | None = None
+    notes: Callable[[Any, int | None], Iterable[str]] = lambda options, steps: ()
 
     def filled(self, options: Any) -> Mapping[str, Fill]:
         """What it fills with these options."""

@@ -38,7 +38,12 @@ def command(manifest: str, overrides: tuple[str, ...], nproc: int, as_json: bool
         for line in _own_words(resolved, [section for section in SECTIONS if sections[section]]):
             click.echo(line)
         return
-    found = {"batch": _batch(settings, nproc), "roles": list(_roles(resolved)), "values": list(_values(resolved))}
+    found = {
+        "batch": _batch(settings, nproc),
+        "roles": list(_roles(resolved)),
+        "values": list(_values(resolved)),
+        "notes": list(_notes(resolved)),
+    }
     if as_json:
         click.echo(json.dumps(found, indent=2, default=str))
         return
@@ -48,6 +53,8 @@ def command(manifest: str, overrides: tuple[str, ...], nproc: int, as_json: bool
         click.echo(line)
     click.echo("")
     click.echo(_table(("key", "value", "from"), found["values"]))  # type: ignore[arg-type]
+    for note in found["notes"]:
+        click.echo(f"\nnote: {note}")
 
 
 def _own_words(resolved: Resolved, sections: Sequence[str]) -> Iterator[str]:
@@ -95,6 +102,12 @@ def _nesting(resolved: Resolved) -> Iterator[str]:
         names = [filler.plugin.name for filler in resolved.fillers.get(role.name, ())]
         if names:
             yield f"\n{role.name}: {'('.join([*names, inner])}{')' * len(names)}"
+
+
+def _notes(resolved: Resolved) -> Iterator[str]:
+    for plugin, chosen in resolved.plugins:
+        for note in plugin.descriptor.notes(chosen, resolved.manifest.run.steps):
+            yield f"{plugin.name}: {note}"
 
 
 def _values(resolved: Resolved) -> Iterator[dict[str, str]]:
