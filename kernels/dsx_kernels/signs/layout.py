@@ -24,9 +24,7 @@ def check(operation: str, elements: Tensor, counts: Tensor, bits: Tensor, scales
     if blocks == 0 and size == 0:
         return
     if blocks == 0 or size % (blocks * GROUP):
-        raise ValueError(
-            f"{operation}: {size} elements are not {blocks} blocks of a multiple of {GROUP} elements each"
-        )
+        raise ValueError(f"{operation}: {size} elements are not {blocks} blocks of a multiple of {GROUP} elements each")
     front = () if rows is None else (rows,)
     wanted = {
         "counts": (counts, (blocks,), torch.int32),

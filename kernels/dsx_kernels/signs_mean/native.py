@@ -7,7 +7,7 @@ from ctypes import POINTER, c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from dsx_kernels.library import CODES, Function, Slice
+from dsx_kernels.library import Function, Slice, slices
 
 _mean = Function(
     "dsx_signs_mean",
@@ -23,6 +23,6 @@ _mean = Function(
 def signs_mean(bits: Tensor, scales: Tensor, counts: Tensor, out: Tensor) -> None:
     blocks = counts.numel()
     if blocks:
-        tensors = (Slice * 2)((scales.data_ptr(), CODES[scales.dtype]), (out.data_ptr(), CODES[out.dtype]))
+        tensors = slices(scales, out)
         sizes = (len(bits), bits.stride(0), scales.stride(0), blocks, out.numel() // blocks)
         _mean(tensors, counts.data_ptr(), bits.data_ptr(), *sizes, torch.get_num_threads())
