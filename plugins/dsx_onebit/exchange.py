@@ -40,7 +40,10 @@ class Exchange:
             counts = torch.zeros(flat.size // self._block, dtype=torch.int32)
             for segment, counted in zip(flat.segments, mine, strict=True):
                 if counted:
-                    first, (whole, rest) = segment.start // self._block, divmod(segment.stop - segment.start, self._block)
+                    first, (whole, rest) = (
+                        segment.start // self._block,
+                        divmod(segment.stop - segment.start, self._block),
+                    )
                     counts[first : first + whole] = self._block
                     if rest:
                         counts[first + whole] = rest

@@ -24,7 +24,8 @@ def window(beta2: float) -> int:
 def expected(beta2: float) -> int:
     """The update at which the variance of gradients that do not change in size passes for settled.
 
-    Raw, it is 1 - beta2^t of its limit; the ratio over a window reaches `STABLE` at 377 for beta2 0.99, 3,790 for 0.999.
+    Raw, it is 1 - beta2^t of its limit; the ratio over a window reaches `STABLE` at 378 for beta2 0.99, at 3,783 for
+    0.999.
     """
     growth = beta2 ** -window(beta2)
     return math.ceil(math.log((1 - STABLE) / (growth - STABLE)) / math.log(beta2))
@@ -143,5 +144,5 @@ def _means(piece: Piece, variance: Tensor, job: Job, transport: Transport) -> Se
     transport.all_reduce(sums, "sum", channel="rule", purpose="rule").wait()
     return [
         total / max(1, segment.stop - segment.start)
-        for total, segment in zip(sums.tolist(), flat.segments, strict=True)
+        for total, segment in zip(map(float, sums.unbind()), flat.segments, strict=True)
     ]

@@ -55,7 +55,7 @@ class Options:
 class OneBitAdam(Rule):
     """AdamW until the freeze. Then each rank adds its own gradient to the common momentum, and signs of it travel.
 
-    exp_avg       the momentum; after the freeze what all ranks decompressed, with `scaled` over the root of the variance
+    exp_avg       the momentum; after the freeze what all ranks decompressed, over the root of the variance if `scaled`
     exp_avg_sq    the variance; after the freeze what the momentum is multiplied by
     worker_error  what this rank's signs have not told yet
     owner_error   what the owner's signs have not told yet
@@ -66,19 +66,15 @@ class OneBitAdam(Rule):
     def __init__(self, options: Options, plan: Plan) -> None:
         self._options, self._scaled = options, options.signs == "scaled"
         self.block = options.block
-        self.hyper = Hyper(
-            lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay
-        )
+        self.hyper = Hyper(lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay)
         self._freeze = Freeze(options.freeze, options.betas[1])
-        self.states: Sequence[State] = [
+        self.states: list[State] = [
             State("exp_avg"),
             State("exp_avg_sq"),
             State("worker_error", scope="rank", resize="mean"),
-            State("owner_error", scope="chunk"),
         ]
         self._whole = "optimizer.whole" in plan.offers
-        if not self._whole:
-            self.states = [*self.states, *STATES]
+        self.states.extend([State("owner_error", scope="chunk")] if self._whole else STATES)
         self._missing = False
         self._elements = 1
 
@@ -110,7 +106,7 @@ class OneBitAdam(Rule):
         if self._whole or master.data_ptr() == param.data_ptr():
             super().derive(param, states)
         else:
-            param.copy_(master - states["owner_error"])
+            param.copy_(master - states["weight_error"])
 
     def _variances(self) -> Iterator[Tensor]:
         store = self._ctx.store
@@ -219,15 +215,15 @@ def _notes(options: Options, steps: int | None) -> Iterator[str]:
     frozen = options.freeze or settles
     if frozen < settles:
         yield (
-            f"the variance is frozen after update {frozen}, but with betas[1] = {options.betas[1]:g} it settles at about "
-            f"{settles}: compare with adamw, or raise freeze"
+            f"the variance is frozen after update {frozen}, but with betas[1] = {options.betas[1]:g} it settles at "
+            f"about {settles}: compare with adamw, or raise freeze"
         )
     if steps is None:
         return
     if frozen >= steps:
         yield f"no update is compressed: the freeze is at about {frozen}, and run.steps is {steps}"
     elif steps < SHORT:
-        yield f"{steps} updates are too few for any freeze: in {SHORT} or more it costs nothing that was seen, in 300 4 %"
+        yield f"{steps} updates are too few for a freeze that costs nothing: 300 cost 4 % of the loss, {SHORT} none"
     elif frozen > 0.147 * steps:
         yield (
             f"{frozen} of {steps} updates come before the freeze, so that more than a fifth of the bytes of adamw in "

@@ -14,8 +14,10 @@ from dsx_onebit.exchange import Exchange
 STATES = (
     State("own_momentum", scope="rank", resize="mean"),
     State("factor", scope="rank", resize="mean"),
+    State("weight_error", scope="chunk"),
 )
-"""What a rank must have whole to compress its own gradient: 8 bytes a parameter that the stage does not save."""
+"""In place of `owner_error`. The first two a rank must have whole to compress its own gradient: 8 bytes a parameter that
+the stage does not save. The last is what everybody's parameter lacks of the owner's weight."""
 
 
 def gather(states: Mapping[str, Tensor], transport: Transport) -> None:
@@ -31,12 +33,12 @@ def change(
 
     whole   the flat parameter
     own     where in it this rank's part lies
-    states  exp_avg is the mean of all ranks' momenta, scaled; owner_error, what the live parameter lacks of the weight
+    states  exp_avg is the mean of all ranks' momenta, scaled
 
     What travels is the difference between an owner's weights and what everybody has; the signs' error and the rounding
     of a 16-bit parameter are both in what is left of it.
     """
-    live, left, gradient = states["param"], states["owner_error"], states["grad"]
+    live, left, gradient = states["param"], states["weight_error"], states["grad"]
     master, separate = _weights(states, own)
     step = torch.zeros_like(left)
     for run in whole.runs(job):

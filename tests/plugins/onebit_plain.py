@@ -13,7 +13,7 @@ Batch = Callable[[int, int, int], tuple[object, ...]]
 
 @frozen
 class Numbers:
-    """Hyperparameters, as the plugin's options."""
+    """Hyperparameters, as the plugin's options; `owned`: as with zero1, where what the owner changes travels."""
 
     freeze: int
     signs: str = "scaled"
@@ -24,12 +24,16 @@ class Numbers:
     block: int = 1024
     floor: float = 0.01
     clip_norm: float = float("inf")
+    owned: bool = False
 
 
 def compress(value: Tensor, block: int) -> Tensor:
     """Signs times the mean absolute value of each block."""
-    parts = [part.abs().mean() * torch.where(part < 0, -1.0, 1.0) for part in value.split(block)]
-    return torch.cat(parts) if parts else value
+    parts = []
+    for part in value.split(block):
+        size = part.abs().mean()
+        parts.append(torch.where(part < 0, -size, size))
+    return torch.cat(parts) if value.numel() else value
 
 
 @frozen(eq=False)
@@ -41,6 +45,7 @@ class Parameter:
     variance: Tensor
     workers: Sequence[Tensor]
     owner: Tensor
+    momenta: list[Tensor] = field(factory=list)
     steps: list[int] = field(factory=lambda: [0])
 
     @classmethod
@@ -67,6 +72,22 @@ class Parameter:
             self.variance.copy_(1 / (self.variance.clamp(min=n.floor * (mean or typical)).sqrt() + n.eps))
         if n.signs == "scaled":
             self.mean.mul_(self.variance)
+        self.momenta.extend(self.mean.clone() for _ in self.workers)
+
+    def changed(self, grads: Sequence[Tensor], n: Numbers) -> None:
+        """Each rank has a momentum of its own; the owner sends what it changes of the weights."""
+        self.steps[0] += 1
+        told = torch.zeros_like(self.mean)
+        for grad, mean, error in zip(grads, self.momenta, self.workers, strict=True):
+            mean.mul_(n.betas[0]).add_((1 - n.betas[0]) * grad * self.variance)
+            value = mean + error
+            sent = compress(value, n.block)
+            error.copy_(value - sent)
+            told += sent / len(grads)
+        change = self.owner - n.lr * (told + n.weight_decay * self.weight)
+        sent = compress(change, n.block)
+        self.owner.copy_(change - sent)
+        self.weight.add_(sent)
 
     def compressed(self, grads: Sequence[Tensor], n: Numbers) -> None:
         self.steps[0] += 1
@@ -109,7 +130,8 @@ def train(model: nn.Module, batch: Batch, n: Numbers, *, world: int, steps: int,
         factor = min(1.0, n.clip_norm / (size**0.5 + 1e-6))
         for name, grads in used.items():
             if frozen:
-                kept[name].compressed([grad * factor for grad in grads], n)
+                update = kept[name].changed if n.owned else kept[name].compressed
+                update([grad * factor for grad in grads], n)
             else:
                 kept[name].warm(means[name] * factor, n)
         if number == n.freeze:
