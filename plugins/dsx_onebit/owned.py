@@ -16,8 +16,8 @@ STATES = (
     State("factor", scope="rank", resize="mean"),
     State("weight_error", scope="chunk"),
 )
-"""In place of `owner_error`. The first two a rank must have whole to compress its own gradient: 8 bytes a parameter that
-the stage does not save. The last is what everybody's parameter lacks of the owner's weight."""
+"""In place of `owner_error`. The first two a rank must have whole to compress its own gradient: 8 bytes a parameter
+that the stage does not save. The last is what everybody's parameter lacks of the owner's weight."""
 
 
 def gather(states: Mapping[str, Tensor], transport: Transport) -> None:

@@ -58,11 +58,21 @@ class Tensors:
     """What the ways of all operations share: weights and moments of `count` elements, gradients, 16-bit copies."""
 
     def __init__(self, count: int) -> None:
+        count = count // 1024 * 1024
         self.count = count
         self.master, self.gradient = torch.randn(count), torch.randn(count)
         self.mean, self.square = torch.zeros(count), torch.zeros(count)
         self.half, self.param = self.gradient.bfloat16(), self.master.bfloat16()
         self.wide = torch.zeros(count)
+        blocks = count // 1024
+        self.left, self.counts = torch.zeros(count), torch.full((blocks,), 1024, dtype=torch.int32)
+        self.bits, self.scales = torch.zeros(2, count // 32, dtype=torch.int32), torch.zeros(2, blocks)
+
+    def signs(self) -> None:
+        """Error feedback by torch's operations; the signs are not packed."""
+        total = (self.gradient + self.left).view(-1, 1024)
+        scale = total.abs().mean(1, keepdim=True)
+        self.left.copy_((total - torch.where(total < 0, -scale, scale)).view(-1))
 
     def fused(self, gradient: torch.Tensor) -> None:
         """torch's fused kernel, which a caller gives fp32."""
@@ -85,12 +95,15 @@ class Tensors:
         return optimizer.step
 
 
-def operations(tensors: Tensors) -> dict[str, tuple[int, dict[str, Way]]]:
+def operations(tensors: Tensors) -> dict[str, tuple[float, dict[str, Way]]]:
     """By name: bytes moved for each element, and the ways; dsx's is the first."""
     from dsx_kernels.accumulate import accumulate
     from dsx_kernels.adamw import adamw
     from dsx_kernels.cast import cast
+    from dsx_kernels.momentum import momentum as average
     from dsx_kernels.sgd import sgd
+    from dsx_kernels.signs import signs
+    from dsx_kernels.signs_mean import signs_mean
     from dsx_kernels.squares import squares
 
     t = tensors
@@ -125,6 +138,13 @@ def operations(tensors: Tensors) -> dict[str, tuple[int, dict[str, Way]]]:
             "dsx": lambda: accumulate(t.wide, t.half, 0.5),
             "torch add_": lambda: t.wide.add_(t.half, alpha=0.5),
         }),
+        "signs fp32": (12.2, {
+            "dsx": lambda: signs(t.gradient, t.left, t.counts, t.bits[0], t.scales[0]),
+            "torch operations": t.signs,
+        }),
+        "signs_mean of 1 rank": (8.1, {"dsx": lambda: signs_mean(t.bits[:1], t.scales[:1], t.counts, t.wide)}),
+        "signs_mean of 2 ranks": (8.3, {"dsx": lambda: signs_mean(t.bits, t.scales, t.counts, t.wide)}),
+        "momentum fp32, with a factor": (16, {"dsx": lambda: average(t.mean, t.gradient, t.square, beta=0.9)}),
         "squares fp32": (4, {
             "dsx": lambda: squares(t.gradient),
             "torch norm": lambda: torch.linalg.vector_norm(t.gradient),
@@ -142,7 +162,7 @@ def measure(count: int, rounds: int) -> list[dict[str, Any]]:
     """One record for each way of each operation."""
     records = []
     for operation, (each, ways) in operations(Tensors(count)).items():
-        moved = each * count
+        moved = round(each * count)
         times = rounds_of({**ways, BOUND: bound(moved, write=not operation.startswith("squares"))}, rounds)
         for way in times:
             records.append(record(operation, way, count, moved, times[way], times[BOUND], times["dsx"]))

@@ -20,7 +20,7 @@ loss apart    the largest difference from DDP's
 On one host dsx reads the memory of other ranks, for which nothing leaves; with --sockets it sends, as the others do.
 With --link each rank is in a network namespace of its own, as on a host of its own: they are joined by a link of so
 many Mbit/s, and dsx sends.
-Those with states on the host or in files (in the folder DSX_BENCH_DISK) are measured when they are named.
+Those with states on the host or in files (in the folder DSX_BENCH_DISK) or 1-bit updates are measured when named.
 DeepSpeed is left out unless --peers-python names an interpreter that has it, torch, numpy and attrs.
 """
 
@@ -37,7 +37,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from partition_systems.case import SIZES, Case
-from partition_systems.catalogue import DEEPSPEED, OFFLOADED, SYSTEMS
+from partition_systems.catalogue import DEEPSPEED, SYSTEMS, UNASKED
 from partition_systems.fleet import SystemFailed
 from partition_systems.measure import Bench, measure, to_stderr
 from partition_systems.network import Host, isolate, linked
@@ -95,8 +95,8 @@ def _interpreter(path: str) -> str:
 
 
 def _default(peers: str | None) -> list[str]:
-    shown = {name: system for name, system in SYSTEMS.items() if name not in OFFLOADED}
-    return [name for name, system in shown.items() if peers or system.module != DEEPSPEED]
+    usual = [name for name in SYSTEMS if name not in UNASKED]
+    return [name for name in usual if peers or SYSTEMS[name].module != DEEPSPEED]
 
 
 def _hosts(link: int | None) -> AbstractContextManager[list[Host]]:

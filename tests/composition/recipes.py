@@ -44,6 +44,7 @@ class Recipe:
     attend     what computes the model's attention; its own tests hold it against explicit masks in float64
     alike      the plugin that stands for this one in pairs: they differ in arithmetic alone
     refused    words in which the matrix's model cannot be trained with it
+    lacks      plugins that do not offer what it needs
     """
 
     section: str
@@ -60,6 +61,7 @@ class Recipe:
     attend: Callable[[], Attend] | None = None
     alike: str | None = None
     refused: str | None = None
+    lacks: tuple[str, ...] = ()
 
 
 def _pattern(name: str, alike: str | None = "sliding_window", **options: Any) -> Recipe:
@@ -86,6 +88,12 @@ def _rmsprop(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 RECIPES: Mapping[str, Recipe] = {
     "adamw": Recipe("optimize", {"lr": 3e-3, "betas": [0.8, 0.95], "weight_decay": 0.1}, optimizer=_adamw),
+    "onebit_adam": Recipe(
+        "optimize",
+        {"lr": 3e-3, "betas": [0.8, 0.95], "weight_decay": 0.1},
+        optimizer=_adamw,
+        lacks=("zero2", "zero3"),
+    ),  # before its freeze; after it, it is held against its paper in tests/plugins/test_onebit.py
     "sgd": Recipe("optimize", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}, optimizer=_sgd),
     "torch_optimizer": Recipe(
         "optimize", {"name": "RMSprop", "arguments": {"lr": 1e-3, "alpha": 0.9}}, optimizer=_rmsprop
@@ -102,7 +110,7 @@ RECIPES: Mapping[str, Recipe] = {
     "zero3": Recipe("partition", layout=True),
     "cpu_offload": Recipe("partition", {"limit_bytes": 9000}),
     "nvme_offload": Recipe("partition", {"path": str(FOLDER)}),
-    "delayed_update": Recipe("optimize", {"after": 1}, delayed=2),
+    "delayed_update": Recipe("optimize", {"after": 1}, delayed=2, lacks=("onebit_adam",)),
     "sliding_window": _pattern("sliding_window", alike=None, window=3),
     "dense": _pattern("dense"),
     "local_blocks": _pattern("local_blocks"),

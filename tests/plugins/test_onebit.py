@@ -340,7 +340,11 @@ def test_bad_options_are_refused_with_their_remedy() -> None:
         ({}, 300, "no update is compressed: the freeze is at about 3783, and run.steps is 300"),
         ({"betas": [0.9, 0.99]}, 1000, "1000 updates are too few"),
         ({"betas": [0.9, 0.99]}, 2000, "378 of 2000 updates come before the freeze"),
-        ({"betas": [0.9, 0.99], "freeze": 100}, 3000, "the variance is frozen after update 100, but with betas[1] = 0.99 it settles"),
+        (
+            {"betas": [0.9, 0.99], "freeze": 100},
+            3000,
+            "the variance is frozen after update 100, but with betas[1] = 0.99 it settles at about 378",
+        ),
     ],
 )
 def test_explain_warns_when_a_run_is_too_short_for_the_freeze(

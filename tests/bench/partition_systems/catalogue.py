@@ -30,6 +30,13 @@ def _dsx(layout: str | None, offload: str | None = None) -> System:
     return System("of_dsx", "layout", {"name": layout, "offload": offload}, imports)
 
 
+def _dsx_rule(rule: str, layout: str | None = None, overlapped: bool = True) -> System:
+    options = {"name": layout, "rule": rule, "overlapped": overlapped}
+    folder = "dsx_onebit" if rule == "onebit_adam" else "dsx_optimizers"
+    imports = ["dsx.start", f"{folder}.{rule}"] + [f"dsx_zero.{layout}"] * (layout is not None)
+    return System("of_dsx", "layout", options, imports)
+
+
 REFERENCE = "ddp"
 DEEPSPEED = "of_deepspeed"
 
@@ -47,9 +54,12 @@ SYSTEMS = {
     "deepspeed-3-disk": _deepspeed(3, offload="nvme"),
     "dsx-zero1-host": _dsx("zero1", offload="cpu"),
     **{f"dsx-{layout}-disk": _dsx(layout, offload="nvme") for layout in ("zero1", "zero2", "zero3")},
+    "dsx-after-backward": _dsx_rule("adamw", overlapped=False),
+    "dsx-onebit": _dsx_rule("onebit_adam"),
+    "dsx-onebit-zero1": _dsx_rule("onebit_adam", "zero1"),
 }
-OFFLOADED = [name for name in SYSTEMS if name.endswith(("-host", "-disk"))]
-"""Those whose optimizer states rest elsewhere: measured when they are named."""
+UNASKED = [name for name in SYSTEMS if name.endswith(("-host", "-disk", "-backward")) or "onebit" in name]
+"""Those that are other trainings, or slower for what they save: measured when they are named."""
 
 LABELS = {
     REFERENCE: "DDP",
@@ -72,4 +82,7 @@ LABELS = {
     "dsx-zero1-disk": "dsx zero1, states in files",
     "dsx-zero2-disk": "dsx zero2, states in files",
     "dsx-zero3-disk": "dsx zero3, states in files",
+    "dsx-after-backward": "dsx replicated, reduced after backward",
+    "dsx-onebit": "dsx onebit_adam",
+    "dsx-onebit-zero1": "dsx onebit_adam, zero1",
 }

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from torch import nn
 
 import dsx
-from partition_systems.case import RATE, Case, Trainer, disk, engine_step
+from partition_systems.case import RATE, Batch, Case, Trainer, disk, engine_step
 
 
-def layout(model: nn.Module, case: Case, *, name: str | None, offload: str | None = None) -> Trainer:
+def layout(
+    model: nn.Module,
+    case: Case,
+    *,
+    name: str | None,
+    rule: str = "adamw",
+    overlapped: bool = True,
+    offload: str | None = None,
+) -> Trainer:
     """A layout by the name of its plugin; None is core's own, which is replicated.
 
-    offload  "cpu" or "nvme": where the optimizer's states rest
+    rule        plugin of the optimizer; `onebit_adam` is frozen after its first update
+    overlapped  whether gradients are reduced during backward, or after it
+    offload     "cpu" or "nvme": where the optimizer's states rest
     """
     manifest: dict[str, Any] = {
         "run": {"overlap_publish": True},
         "batch": {"accumulation": case.accumulation},
-        "optimize": {"use": ["adamw"], "adamw": {"lr": RATE}},
+        "optimize": {"use": [rule], rule: {"lr": RATE, **({"freeze": 1} if rule == "onebit_adam" else {})}},
         "partition": {"use": [name] if name else []},
         "precision": {"use": ["bf16"] if case.dtype == "bf16" else []},
     }
@@ -28,4 +39,10 @@ def layout(model: nn.Module, case: Case, *, name: str | None, offload: str | Non
         if offload == "nvme":
             manifest["partition"]["nvme_offload"] = {"path": disk()}
     engine = dsx.prepare(model, manifest)
-    return Trainer(partial(engine_step, engine), engine.quiesce)
+    step = partial(engine_step, engine)
+    return Trainer(step if overlapped else partial(_after_backward, engine, step), engine.quiesce)
+
+
+def _after_backward(engine: dsx.Engine, step: Callable[[Sequence[Batch]], float], micros: Sequence[Batch]) -> float:
+    with engine.accumulate(sync=False):
+        return step(micros)
