@@ -65,6 +65,7 @@ class OneBitAdam(Rule):
 
     def __init__(self, options: Options, plan: Plan) -> None:
         self._options, self._scaled = options, options.signs == "scaled"
+        self._kind = "scaled momentum" if self._scaled else "momentum"
         self.block = options.block
         self.hyper = Hyper(lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay)
         self._freeze = Freeze(options.freeze, options.betas[1])
@@ -95,10 +96,13 @@ class OneBitAdam(Rule):
         self._freeze.decided(summed[0])
 
     def state(self) -> Mapping[str, Any]:
-        return {**self._freeze.state(), "whole": self._whole}
+        private = f"onebit_adam with signs of the {self._kind}" if self._freeze.at else ""
+        return {**self._freeze.state(), "whole": self._whole, "private": private}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._freeze.load(state)
+        if state["private"] not in ("", self.state()["private"]):
+            super().load(state)
         self._missing = not self._whole and state["whole"] and self._freeze.at is not None
 
     def derive(self, param: Tensor, states: Mapping[str, Tensor]) -> None:

@@ -67,7 +67,7 @@ def _partition(choices: argparse.Namespace, link: Sequence[str]) -> dict[str, An
 def losses(choices: argparse.Namespace) -> None:
     """A table with a row for each way and seed."""
     print(
-        "| seed | optimizer | frozen after | held-out loss | against adamw | bytes / bf16's |\n|---|---|---|---|---|---|"
+        "| seed | optimizer | frozen after | held-out loss | against adamw | bytes / bf16's |\n" + "|---" * 6 + "|",
     )
     fixed = round(0.14 * choices.steps)
     for seed in choices.seeds.split(","):

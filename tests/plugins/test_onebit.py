@@ -375,3 +375,27 @@ def test_a_plan_has_the_bytes_of_the_error_feedback() -> None:
         padded = -(-padded // (4 * 4 * 1024)) * 4 * 4 * 1024
         assert sum(states.values()) == pytest.approx(padded * (whole + part / 4), rel=0.01)
         assert found.rehearsal.work.sent["rule"] < 2 * padded * 3 / 4 / 30
+
+
+def other(path: str, at: int, options: dict[str, Any] | None) -> str:
+    """What loading a run's checkpoint under another optimizer says."""
+    engine = dsx.prepare(Tangle(), manifest({"freeze": 2}))
+    steps_of(engine, range(at))
+    engine.save(path)
+    engine.close()
+    tables = {"optimize": {"use": ["adamw"]}} if options is None else manifest(options)
+    again = dsx.prepare(Tangle(), tables)
+    try:
+        again.load(path)
+    except dsx.DsxError as error:
+        return str(error)
+    return ""
+
+
+def test_states_of_the_compressed_phase_are_refused_by_another_optimizer(tmp_path: Path, ranks) -> None:
+    """They are no moments of Adam any more; before the freeze they are."""
+    assert ranks.run(other, str(tmp_path / "1"), 1, None, world=1) == [""]
+    (text,) = ranks.run(other, str(tmp_path / "2"), 3, None, world=1)
+    assert "are those of onebit_adam with signs of the scaled momentum, which no other can go on with" in text
+    (text,) = ranks.run(other, str(tmp_path / "3"), 3, {"freeze": 2, "signs": "momentum"}, world=1)
+    assert "resume with onebit_adam with signs of the scaled momentum, or start from the weights alone" in text

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dsx.contracts.data import Hyper, Job, Piece, Run, State
 from dsx.contracts.layout import Scope
+from dsx.errors import CheckpointError
 
 
 class Rule:
@@ -67,11 +68,19 @@ class Rule:
         param.copy_(states["master"])
 
     def state(self) -> Mapping[str, Any]:
-        """What a checkpoint keeps that is no tensor of a shard: phase, seed."""
+        """What a checkpoint keeps that is no tensor of a shard: phase, seed.
+
+        `private`, if it is there and true, is the name of an optimizer whose states now mean nothing to any other.
+        """
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state()`."""
+        """Continue from `state()`. Here, `CheckpointError` for what is private to another optimizer."""
+        if owner := state.get("private"):
+            raise CheckpointError(
+                f"the optimizer's states in the checkpoint are those of {owner}, which no other can go on with",
+                remedy=f"resume with {owner}, or start from the weights alone",
+            )
 
 
 class ViewRule(Rule):
