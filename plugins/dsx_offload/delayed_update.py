@@ -138,6 +138,11 @@ class Delayed(Stepper):
             yield start, min(start + each, size)
 
 
+def _notes(options: Options, steps: int | None) -> Iterator[str]:
+    if steps is not None and steps <= options.after:
+        yield f"'delayed_update' delays nothing: all {steps} updates of this run come before `after`, {options.after}"
+
+
 descriptor = Descriptor(
     name="delayed_update",
     section="optimize",
@@ -145,6 +150,7 @@ descriptor = Descriptor(
     options=Options,
     fills={"stepper": Fill(needs=[Need("rule.silent", "a thread beside the training must not communicate")])},
     summary="the optimizer runs beside the next step, one step behind",
+    notes=_notes,
 )
 
 

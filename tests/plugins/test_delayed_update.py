@@ -16,6 +16,7 @@ from dsx.errors import CapabilityMissing, DsxError
 from dsx.plugin import Descriptor, Fill, Part, hook
 from dsx.testing import check_plugin, distance, largest
 from dsx.testing.models import Tangle, tokens
+from dsx_offload.delayed_update import Options, descriptor
 
 AFTER, STEPS, CLIP = 2, 6, 0.5
 LAYOUTS = ("replicated", "zero1", "zero2", "zero3")
@@ -170,3 +171,8 @@ def test_rules_that_communicate_are_refused(offers, error, words) -> None:
 
 def test_it_keeps_its_contract(ranks) -> None:
     check_plugin("delayed_update", ranks=ranks)
+
+
+def test_a_run_too_short_for_it_is_told_so() -> None:
+    assert "delays nothing" in next(iter(descriptor.notes(Options(after=40), 40)))
+    assert list(descriptor.notes(Options(after=40), 41)) == list(descriptor.notes(Options(), None)) == []
