@@ -266,7 +266,7 @@ Engine* engine_of(void* engine) { return static_cast<Engine*>(engine); }
 
 }  // namespace
 
-// An engine over open files, each with so many threads; null if there is no memory, or the system gives no more threads.
+// An engine over open files, each with so many threads; null if the system gives no more memory or threads.
 //
 // direct  for each: whether it was opened with O_DIRECT
 // size    bytes in all, of which sums are kept if `checked`
@@ -298,7 +298,8 @@ DSX_API void dsx_aio_free(void* engine) { delete engine_of(engine); }
 // queue was full for so long, ECANCELED if the engine was stopped.
 DSX_API int32_t dsx_aio_submit(void* engine, int32_t write, void* data, int64_t bytes, int64_t offset,
                                int64_t milliseconds, void** request) {
-    std::unique_ptr<Request> made(new (std::nothrow) Request{static_cast<char*>(data), bytes, offset, bool(write), 0, 0, 0});
+    char* const memory = static_cast<char*>(data);
+    std::unique_ptr<Request> made(new (std::nothrow) Request{memory, bytes, offset, bool(write), 0, 0, 0});
     if (!made) return ENOMEM;
     const int32_t error = engine_of(engine)->submit(made.get(), milliseconds);
     if (error == NONE) *request = made.release();
