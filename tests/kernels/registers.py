@@ -51,7 +51,7 @@ def widest_access(ptx: str) -> int:
 
 def conclude(compiler: str, version: str, found: Table, write: bool, problems: Sequence[str] = ()) -> int:
     """Print what is beyond a limit or, where this version is that of the file, not as committed; the exit code."""
-    problems = [*problems, *_beyond(found)]
+    problems = [*problems, *beyond(found)]
     kept = json.loads(FILE.read_text())
     mine = {"version": version, "kernels": found}
     if write:
@@ -63,7 +63,8 @@ def conclude(compiler: str, version: str, found: Table, write: bool, problems: S
     return 1 if problems else 0
 
 
-def _beyond(found: Table) -> Iterator[str]:
+def beyond(found: Table) -> Iterator[str]:
+    """What is beyond a limit, in words."""
     for operation, kernels in found.items():
         for words, targets in kernels.items():
             for target, takes in targets.items():

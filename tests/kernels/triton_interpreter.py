@@ -1,7 +1,8 @@
 """Triton's interpreter, corrected for bfloat16: `install()`, before the first launch.
 
 The interpreter holds bfloat16 as 16-bit integers. It cuts bits off where the hardware rounds, and adds and multiplies
-the integers. Here conversion rounds to nearest even, and arithmetic is refused: kernels widen what they load.
+the integers. Here conversion rounds to nearest even, products of matrices widen their operands, and other arithmetic is
+refused: kernels widen what they load.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def narrow(values: NDArray[Any]) -> NDArray[Any]:
 def install() -> None:
     """Replace the interpreter's conversions and arithmetic, for this process."""
     convert, binary, unary = InterpreterBuilder.cast_impl, InterpreterBuilder.binary_op, InterpreterBuilder.unary_op
+    dot = InterpreterBuilder.create_dot
 
     def cast_impl(self: Any, source: Any, target: Any) -> Any:
         before, after = source.dtype.scalar, target.scalar
@@ -47,9 +49,17 @@ def install() -> None:
         _refuse(operation, one)
         return unary(self, one, operation)
 
+    def create_dot(self: Any, one: Any, other: Any, *rest: Any) -> Any:
+        return dot(self, _wide(one), _wide(other), *rest)
+
+    InterpreterBuilder.create_dot = create_dot
     InterpreterBuilder.cast_impl = cast_impl
     InterpreterBuilder.binary_op = binary_op
     InterpreterBuilder.unary_op = unary_op
+
+
+def _wide(operand: Any) -> Any:
+    return TensorHandle(widen(operand.data), tl.float32) if operand.dtype.scalar == tl.bfloat16 else operand
 
 
 def _refuse(operation: Any, *operands: Any) -> None:

@@ -13,12 +13,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -34,7 +35,14 @@ TARGETS: Mapping[str, GPUTarget] = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 
-_TYPES = {F32: "*fp32", BF16: "*bf16", F16: "*fp16", F64: "*fp64"}
+_TYPES = {
+    F32: "*fp32",
+    BF16: "*bf16",
+    F16: "*fp16",
+    F64: "*fp64",
+    torch.int32: "*i32",
+    torch.uint8: "*u8",
+}
 
 
 @dataclass(frozen=True)
@@ -44,9 +52,10 @@ class Launch:
     kernel: Any
     arguments: tuple[Any, ...]
     constants: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=lambda: OPTIONS)
 
     def source(self) -> ASTSource:
-        """With pointers to multiples of 16 bytes, as tensors of their own have."""
+        """With pointers to multiples of 16 bytes, as whole tensors have; integers as a start sees them."""
         signature: dict[str, str] = {}
         constants: dict[tuple[int], Any] = {}
         attributes: dict[tuple[int], Any] = {}
@@ -54,7 +63,9 @@ class Launch:
             if value is None:
                 signature[name], constants[(place,)] = "constexpr", None
             elif isinstance(value, (int, float)):
-                signature[name] = "i32" if isinstance(value, int) else self.kernel.params[place].annotation_type
+                signature[name] = self.kernel.params[place].annotation_type or "i32"
+                if isinstance(value, int) and value % 16 == 0 and not self.kernel.params[place].do_not_specialize:
+                    attributes[(place,)] = [["tt.divisibility", 16]]
             else:
                 signature[name], attributes[(place,)] = _TYPES[value.dtype], [["tt.divisibility", 16]]
         for name, value in self.constants.items():
@@ -76,7 +87,7 @@ def launches(operation: str) -> Iterator[tuple[str, Launch]]:
 def compiled(launch: Launch, target: str) -> Taken:
     """What a kernel takes of a target."""
     place = TARGETS[target]
-    made = triton.compile(launch.source(), target=place, options=OPTIONS)
+    made = triton.compile(launch.source(), target=place, options=dict(launch.options))
     found = _amd(made.asm["amdgcn"]) if place.backend == "hip" else _nvidia(made.asm["ptx"], place.arch)
     return {**found, "shared": made.metadata.shared}
 

@@ -59,7 +59,7 @@ def score(
     allowed &= ((kind & 2) == 0) | ((distance < window) & (distance > -window))
     if bias is not None:
         here = batch * bias_batch + head * bias_head + query[:, None] * bias_query + key[None, :]
-        scores += tl.load(bias + here, mask=inside, other=0.0) * LOG2_E
+        scores += tl.load(bias + here, mask=inside, other=0.0).to(tl.float32) * LOG2_E
     if padding is not None:
         allowed &= (tl.load(padding + batch * keys + key, mask=key < keys, other=0) != 0)[None, :]
     if query_segments is not None:
@@ -68,9 +68,9 @@ def score(
         allowed &= ((kind & 4) == 0) | (one[:, None] == other[None, :])
     if bits is not None:
         row, column = query % BLOCK, key % BLOCK
-        place = (mask * BLOCK + row[:, None]) * (BLOCK // 8) + column[None, :] // 8
-        byte = tl.load(bits + place, mask=inside & ((kind & 8) != 0), other=255)
-        allowed &= ((byte.to(tl.int32) >> (column % 8).to(tl.int32)[None, :]) & 1) != 0
+        place = (tl.maximum(mask, 0) * BLOCK + row[:, None]) * (BLOCK // 8) + column[None, :] // 8
+        byte = tl.load(bits + place, mask=inside, other=255)
+        allowed &= ((kind & 8) == 0) | (((byte.to(tl.int32) >> (column % 8).to(tl.int32)[None, :]) & 1) != 0)
     return tl.where(allowed, scores, float("-inf"))
 
 

@@ -19,7 +19,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor
     out = room_for(q)
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     if out.numel():
-        rows, columns = _tiles(q, call, 128)
+        rows, columns = _tiles(q, call)
         arguments = _tensors(q=q, k=k, v=v, out=out) | {"lse": lse} | _rows(call)
         grid = (triton.cdiv(q.shape[2], rows), q.shape[1], q.shape[0])
         start(_forward, grid, arguments | _numbers(q, k, call), _constants(q, call, rows, columns))
@@ -41,7 +41,7 @@ def backward(
     grad_bias = q.new_zeros(*q.shape[:-1], k.shape[2], dtype=torch.float32) if want_bias else None
     delta = torch.empty_like(lse)
     shared = _tensors(q=q, k=k, v=v, grad=grad) | {"lse": lse, "delta": delta} | _numbers(q, k, call)
-    rows, columns = _tiles(q, call, 64)
+    rows, columns = _tiles(q, call)
     constants = _constants(q, call, rows, columns)
     if q.numel():
         own = _tensors(out=out, grad_q=grads["grad_q"]) | _rows(call)
@@ -67,15 +67,16 @@ def start(kernel: Any, grid: tuple[int, int, int], arguments: dict[str, Any], co
 
 
 def warps(constants: dict[str, Any]) -> int:
-    """Warps of a program: eight where a tile has much to hold."""
-    return 8 if constants["ROWS"] * constants["WIDTH"] >= 8192 else 4
+    """Warps of a program: eight where rows are long."""
+    return 8 if constants["WIDTH"] >= 128 else 4
 
 
-def _tiles(q: Tensor, call: Call, most: int) -> tuple[int, int]:
-    """Rows and columns of a tile: what registers and shared memory hold of every GPU."""
-    width = _width(q) * q.element_size()  # bytes
-    fits = most if width <= 128 else 64 if width <= 256 else 32 if width <= 512 else 16
-    return min(call.layout.block, fits), min(call.layout.block, fits, 64)
+def _tiles(q: Tensor, call: Call) -> tuple[int, int]:
+    """Rows and columns of a tile, such that no pass spills registers; fp32 has no tensor cores at full precision."""
+    width = _width(q)
+    half = (64, 32) if width <= 128 else (32, 16)
+    most = half if q.element_size() == 2 else (16, 16)
+    return min(call.layout.block, most[0]), min(call.layout.block, most[1])
 
 
 def _width(q: Tensor) -> int:

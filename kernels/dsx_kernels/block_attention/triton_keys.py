@@ -70,9 +70,7 @@ def grad_keys(
                 slopes = weights * (products - deltas[:, None]) * scale
                 value_sums = tl.dot(tl.trans(given.to(grads.dtype)), grads, value_sums, input_precision="ieee")
                 key_sums = tl.dot(tl.trans(slopes.to(tile.dtype)), tile, key_sums, input_precision="ieee")
-    store_rows(
-        grad_k + batch * grad_k_batch + key_head * grad_k_head, first, grad_k_token, keys, key_sums, COLUMNS, DIM, WIDTH
-    )
-    store_rows(
-        grad_v + batch * grad_v_batch + key_head * grad_v_head, first, grad_v_token, keys, value_sums, COLUMNS, DIM, WIDTH
-    )  # fmt: skip
+    grad_k += batch * grad_k_batch + key_head * grad_k_head
+    grad_v += batch * grad_v_batch + key_head * grad_v_head
+    store_rows(grad_k, first, grad_k_token, keys, key_sums, COLUMNS, DIM, WIDTH)
+    store_rows(grad_v, first, grad_v_token, keys, value_sums, COLUMNS, DIM, WIDTH)
