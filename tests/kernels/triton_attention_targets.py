@@ -1,6 +1,7 @@
 """Kernels of `block_attention` compiled for GPUs that are not here: `python -m kernels.triton_attention_targets`.
 
-Prints what each takes of a GPU; exit code 1 if one spills, or needs more shared memory than there is.
+Prints what each takes of a GPU; exit code 1 if one spills more than a little, or needs more shared memory
+than there is.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import torch
 
 from dsx_kernels.block_attention import triton_engine
 from kernels.attention_cases import BF16, F16, F32, Case
-from kernels.triton_targets import TARGETS, Launch, beyond, compiled
+from kernels.registers import beyond
+from kernels.triton_targets import TARGETS, Launch, compiled
 
 CASES = (
     Case(1024, 1024, block=128, dim=64, dtype=BF16),
@@ -24,6 +26,9 @@ CASES = (
     Case(1024, 1024, block=16, dim=80, dtype=BF16, bits=True, segments=True, dropout=0.1),
 )
 """Kinds of calls that differ in what is compiled."""
+
+SPILLED = 64
+"""Bytes that a thread may spill: what is live outside of the loops."""
 
 
 def launches(case: Case) -> Iterator[tuple[str, Launch]]:
@@ -52,8 +57,10 @@ def main() -> int:
     for name, made in found.items():
         for case_, targets in made.items():
             print(name, case_, targets)
-    problems = list(beyond(found))
-    print("\n".join(problems) or f"no kernel spills: {sum(map(len, found.values()))} on {', '.join(TARGETS)}")
+    problems = list(beyond(found, SPILLED))
+    print(
+        "\n".join(problems) or f"no kernel is beyond a limit: {sum(map(len, found.values()))} on {', '.join(TARGETS)}"
+    )
     return 1 if problems else 0
 
 

@@ -55,8 +55,8 @@ def backward(
         start(_grad_keys, (triton.cdiv(k.shape[2], columns), k.shape[1], k.shape[0]), shared | own, constants)
     if grad_bias is not None and call.bias is not None:
         grad_bias = grad_bias.to(call.bias.dtype)
-    made = (laid_out_as(tensor, grad) for tensor, grad in zip((q, k, v), grads.values(), strict=True))
-    return (*made, grad_bias)
+    grad_q, grad_k, grad_v = (laid_out_as(tensor, made) for tensor, made in zip((q, k, v), grads.values(), strict=True))
+    return grad_q, grad_k, grad_v, grad_bias
 
 
 def start(kernel: Any, grid: tuple[int, int, int], arguments: dict[str, Any], constants: dict[str, Any]) -> None:
@@ -80,7 +80,7 @@ def _tiles(q: Tensor, call: Call) -> tuple[int, int]:
 
 
 def _width(q: Tensor) -> int:
-    return max(16, triton.next_power_of_2(q.shape[-1]))
+    return max(16, int(triton.next_power_of_2(q.shape[-1])))
 
 
 def _constants(q: Tensor, call: Call, rows: int, columns: int) -> dict[str, Any]:
