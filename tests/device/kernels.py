@@ -11,7 +11,7 @@ import torch
 from device.part import Checks, Figures
 from dsx_kernels import Implementation, Operation, library
 from dsx_kernels.choice import REFERENCE
-from kernels.cases import KEYS, TABLE, Case, Function, call, check, run, same_bits
+from kernels.cases import ELEMENTWISE, EXACT, KEYS, TABLE, Case, Function, call, check, run, same_bits
 
 
 def checks(device: str, operation: str | None) -> Checks:
@@ -37,10 +37,9 @@ def _of(implementation: Implementation, operation: str, device: str) -> Checks:
     case = max(served, key=lambda case: (len(set(case.tensors.values())), case.size))
     if device == "cuda":
         yield f"{implementation.name}: on the current stream", partial(_runs_on_the_current_stream, function, case)
-    if operation == "squares":
-        return
-    yield f"{implementation.name}: {case} in pieces", partial(_does_not_depend_on_the_cut, function, case, device)
-    if implementation.name != "native" and library.missing() is None:
+    if operation in ELEMENTWISE:
+        yield f"{implementation.name}: {case} in pieces", partial(_does_not_depend_on_the_cut, function, case, device)
+    if operation in EXACT and implementation.name != "native" and library.missing() is None:
         native = getattr(import_module(f"dsx_kernels.{operation}.native"), operation)
         yield f"{implementation.name}: the bits of native", partial(_has_the_bits_of, native, function, served, device)
 

@@ -60,7 +60,7 @@ class Environment:
     def make(self) -> None:
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(self._checkout)], check=True)
         venv.create(self._folder / "venv", with_pip=True)
-        pip = ["python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", "constraints.txt"]
+        pip = ["python", "-m", "pip", "install", "--quiet", "--no-compile", "-c", "constraints.txt"]
         self.run(*pip, ".[test]", *self._lack.packages)
 
     def check(self, suite: bool) -> None:

@@ -346,6 +346,12 @@ KEYS = {
 }
 """The tensor by which an operation picks its implementation, and in whose width it computes."""
 
+ELEMENTWISE = ("adamw", "sgd", "cast", "accumulate", "momentum")
+"""Operations in which an element's bits depend on its own numbers alone, wherever it lies."""
+EXACT = (*ELEMENTWISE, "signs_mean")
+"""Operations that have the same bits in every implementation but the reference: they add nothing up in an order of
+their own."""
+
 
 def _half_unit(value: Tensor, dtype: torch.dtype) -> Tensor:
     """Half of the distance between numbers of a dtype at a value."""

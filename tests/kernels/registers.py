@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from kernels.cases import BF16, F16, F32, F64, TABLE, Case
 
 FILE = Path(__file__).with_name("registers.json")
+
+I32 = torch.int32
 
 SHARED = {"sm_80": 163, "sm_90": 227, "sm_100": 227, "gfx942": 64}
 """How much shared memory a block may have on a target, in KiB."""
@@ -26,8 +31,14 @@ WANTED: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "sgd": ((F32, F32, F32, None), (BF16, F32, None, BF16), (F64, F64, F64, None)),
     "cast": ((F32, BF16), (BF16, F32), (F32, F16), (F16, BF16), (F64, BF16)),
     "accumulate": ((F32, BF16), (F32, F32), (F64, F16)),
+    "momentum": ((F32, F32, F32), (F32, BF16, None), (F64, F64, F64)),
+    "signs": ((F32, F32, I32, I32, F32), (BF16, F32, I32, I32, F32), (F64, F64, I32, I32, F64)),
+    "signs_mean": ((I32, F32, I32, F32), (I32, F32, I32, BF16), (I32, F64, I32, F64)),
 }
-"""Dtypes of the tensors of each call that is compiled; the first case of the table with them is taken, or its like."""
+"""Dtypes of the tensors of each call that is compiled."""
+
+LANES = ("signs", "signs_mean")
+"""Operations whose threads each make a word of bits: a warp's accesses are next to one another, of an element each."""
 
 Taken = Mapping[str, int]
 """`registers` and `spilled` of a thread, `shared` bytes of a block, and the `widest` global access in bytes."""
@@ -37,10 +48,10 @@ Table = Mapping[str, Mapping[str, Mapping[str, Taken]]]
 
 def wanted(operation: str) -> Iterator[tuple[str, Case]]:
     """Dtypes in words, and a case with them."""
+    like = next(case for case in TABLE[operation] if case.size == 4096)
     for dtypes in WANTED[operation]:
-        like = next(case for case in TABLE[operation] if case.size == 1000 or case.operation not in ("adamw", "sgd"))
-        case = Case(operation, dict(zip(like.tensors, dtypes, strict=True)), 4096, like.options)
-        yield "-".join(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype), case
+        case = replace(like, tensors=dict(zip(like.tensors, dtypes, strict=True)))
+        yield "-".join(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype and dtype.is_floating_point), case
 
 
 def widest_access(ptx: str) -> int:
@@ -73,7 +84,7 @@ def beyond(found: Table, spilled: int = 0) -> Iterator[str]:
                     yield f"{here}: {takes['spilled']} bytes or registers are spilled"
                 if takes["shared"] > most:
                     yield f"{here}: {takes['shared']} bytes of shared memory, at most {most} there"
-                if takes["widest"] < (8 if target.startswith("gfx") else 16):
+                if operation not in LANES and takes["widest"] < (8 if target.startswith("gfx") else 16):
                     yield f"{here}: accesses of {takes['widest']} bytes at most"
 
 

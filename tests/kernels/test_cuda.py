@@ -14,12 +14,11 @@ import pytest
 import torch
 
 from dsx_kernels import cuda_launch, library, needs
-from kernels.cases import BF16, F16, F32, F64, TABLE, Function, call, check, same_bits
+from kernels.cases import BF16, ELEMENTWISE, F16, F32, F64, TABLE, Function, call, check, same_bits
 from kernels.cuda_host import COMPILER, Host, implementation, on_host, source_of
 from kernels.proof import implementations
 
 OPERATIONS = [name for name in TABLE if "cuda" in implementations(name)]
-ELEMENTWISE = [name for name in OPERATIONS if name != "squares"]
 
 on_the_host = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 
@@ -49,7 +48,7 @@ def test_cuda_is_the_reference_and_has_the_bits_of_native(operation: str, functi
 
 
 @on_the_host
-@pytest.mark.parametrize("operation", ELEMENTWISE)
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name in ELEMENTWISE])
 def test_an_elements_bits_do_not_depend_on_the_cut(operation: str, functions: dict[str, Function]) -> None:
     """Pieces that start off alignment: an element then falls before the vectors, into another one, or behind them."""
     case = next(case for case in TABLE[operation] if case.size == 4095 and case.offset)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dsx_kernels import library
-from kernels.cases import TABLE, Case, Function, call, check, same_bits
+from kernels.cases import ELEMENTWISE, EXACT, TABLE, Case, Function, call, check, same_bits
 
 
 def main(operation: str) -> int:
@@ -43,13 +43,13 @@ def _failures(function: Function, operation: str) -> Iterator[str]:
                 _assert_same(found, check(native, case))
         except Exception as error:
             yield f"{case}: {error}"
-    if operation != "squares":
+    if operation in ELEMENTWISE:
         yield from _cut(function, next(case for case in TABLE[operation] if case.size == 4095 and case.offset))
 
 
 def _native(operation: str) -> Function | None:
-    """The library's function, which elementwise operations have the bits of."""
-    if operation == "squares" or library.missing():
+    """The library's function, if the operation has its bits."""
+    if operation not in EXACT or library.missing():
         return None
     function: Function = getattr(import_module(f"dsx_kernels.{operation}.native"), operation)
     return function

@@ -26,7 +26,7 @@ from triton.compiler import ASTSource
 
 from dsx_kernels.triton_blocks import BLOCK, OPTIONS
 from kernels.cases import BF16, F16, F32, F64, call
-from kernels.registers import WANTED, Table, Taken, conclude, wanted, widest_access
+from kernels.registers import I32, WANTED, Table, Taken, conclude, wanted, widest_access
 
 TARGETS: Mapping[str, GPUTarget] = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -40,7 +40,7 @@ _TYPES = {
     BF16: "*bf16",
     F16: "*fp16",
     F64: "*fp64",
-    torch.int32: "*i32",
+    I32: "*i32",
     torch.uint8: "*u8",
 }
 

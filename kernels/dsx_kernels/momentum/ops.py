@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from dsx_kernels import library
+from dsx_kernels import library, needs
 from dsx_kernels.check import same_slices
 from dsx_kernels.choice import Implementation, Operation
 
 OPERATION = Operation(
     "momentum",
     Implementation("native", "dsx_kernels.momentum.native:momentum", devices=("cpu",), missing=library.missing),
+    Implementation("triton", "dsx_kernels.momentum.triton_momentum:momentum", devices=("cuda",), missing=needs.triton),
+    Implementation("cuda", "dsx_kernels.momentum.cuda:momentum", devices=("cuda",), missing=needs.cupy),
     Implementation("reference", "dsx_kernels.momentum.reference:momentum"),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from dsx_kernels import library
+from dsx_kernels import library, needs
 from dsx_kernels.check import same_slices
 from dsx_kernels.choice import Implementation, Operation
 from dsx_kernels.signs.layout import check
@@ -12,6 +12,8 @@ from dsx_kernels.signs.layout import check
 OPERATION = Operation(
     "signs",
     Implementation("native", "dsx_kernels.signs.native:signs", devices=("cpu",), missing=library.missing),
+    Implementation("triton", "dsx_kernels.signs.triton_signs:signs", devices=("cuda",), missing=needs.triton),
+    Implementation("cuda", "dsx_kernels.signs.cuda:signs", devices=("cuda",), missing=needs.cupy),
     Implementation("reference", "dsx_kernels.signs.reference:signs"),
 )
 

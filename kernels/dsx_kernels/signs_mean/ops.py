@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from dsx_kernels import library
+from dsx_kernels import library, needs
 from dsx_kernels.choice import Implementation, Operation
 from dsx_kernels.signs.layout import check
 
 OPERATION = Operation(
     "signs_mean",
     Implementation("native", "dsx_kernels.signs_mean.native:signs_mean", devices=("cpu",), missing=library.missing),
+    Implementation(
+        "triton", "dsx_kernels.signs_mean.triton_signs_mean:signs_mean", devices=("cuda",), missing=needs.triton
+    ),
+    Implementation("cuda", "dsx_kernels.signs_mean.cuda:signs_mean", devices=("cuda",), missing=needs.cupy),
     Implementation("reference", "dsx_kernels.signs_mean.reference:signs_mean"),
 )
 

@@ -1,0 +1,74 @@
+// Signs with error feedback: a warp for each block, a thread for each word of a group.
+#include "../cuda.cuh"
+
+namespace dsx {
+
+constexpr int GROUP = 1024;  // elements whose signs make 32 words
+constexpr int WORD = 32;     // bits of a word, and threads of a warp
+
+// What a thread's elements of a group add up to, zeros after the first `count` of the group.
+template <class W, class Value, class Error>
+__device__ inline void add(const Value* value, const Error* error, int64_t at, int count, W (&sums)[WORD]) {
+#pragma unroll
+    for (int bit = 0; bit < WORD; bit++) {
+        const int i = bit * WORD + threadIdx.x % WORD;
+        sums[bit] = i < count ? W(widen(value[at + i])) + W(widen(error[at + i])) : W(0);
+    }
+}
+
+// The absolute values of a group, added up as native.cpp does: in 64 lanes, then in 8 parts of double, then by pairs.
+template <class W> __device__ inline double sizes(const W (&sums)[WORD]) {
+    const int lane = threadIdx.x % WORD;
+    W even = 0, odd = 0;
+#pragma unroll
+    for (int bit = 0; bit < WORD; bit += 2) {
+        even += sums[bit] < 0 ? -sums[bit] : sums[bit];
+        odd += sums[bit + 1] < 0 ? -sums[bit + 1] : sums[bit + 1];
+    }
+    double part = 0;
+#pragma unroll
+    for (int from = lane % 8; from < WORD; from += 8) part += double(__shfl_sync(0xffffffffu, even, from));
+#pragma unroll
+    for (int from = lane % 8; from < WORD; from += 8) part += double(__shfl_sync(0xffffffffu, odd, from));
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2) part += __shfl_sync(0xffffffffu, part, lane ^ step);
+    return part;
+}
+
+// value, error: [blocks * block]; counts, scales: [blocks]; bits: [blocks * block / 32]
+template <class Value, class Error, class Scale>
+__global__ void __launch_bounds__(THREADS) signs(
+    const Value* value, Error* error, const int32_t* counts, uint32_t* bits, Scale* scales, int64_t blocks,
+    int64_t block
+) {
+    const int64_t number = this_thread() / WORD, start = number * block;
+    const int lane = threadIdx.x % WORD;
+    if (number >= blocks) return;
+    const int64_t counted = counts[number] < block ? counts[number] : block;
+
+    Scale sums[WORD];
+    double sum = 0;
+    for (int64_t at = 0; at < counted; at += GROUP) {
+        add(value, error, start + at, counted - at < GROUP ? int(counted - at) : GROUP, sums);
+        sum += sizes(sums);
+    }
+    const Scale scale = Scale(sum / double(counted > 1 ? counted : 1));
+    if (lane == 0) scales[number] = scale;
+
+    for (int64_t at = 0; at < block; at += GROUP) {
+        const int count = counted - at < GROUP ? int(counted - at) : GROUP;
+        if (block > GROUP) add(value, error, start + at, count, sums);
+        uint32_t word = 0;
+#pragma unroll
+        for (int bit = 0; bit < WORD; bit++) {
+            const int i = bit * WORD + lane;
+            const bool below = sums[bit] < 0;
+            if (i >= count) continue;
+            word |= uint32_t(below) << bit;
+            error[start + at + i] = narrow<Error>(sums[bit] - (below ? -scale : scale));
+        }
+        bits[(start + at) / WORD + lane] = word;
+    }
+}
+
+}  // namespace dsx
