@@ -37,8 +37,8 @@ WANTED: Mapping[str, tuple[tuple[Any, ...], ...]] = {
 }
 """Dtypes of the tensors of each call that is compiled."""
 
-LANES = ("signs", "signs_mean")
-"""Operations whose threads each make a word of bits: a warp's accesses are next to one another, of an element each."""
+BY_WORD = (("nvcc", "signs"), ("nvcc", "signs_mean"))
+"""Where each thread makes a word of bits: a warp's accesses lie next to one another, of an element each."""
 
 Taken = Mapping[str, int]
 """`registers` and `spilled` of a thread, `shared` bytes of a block, and the `widest` global access in bytes."""
@@ -61,8 +61,9 @@ def widest_access(ptx: str) -> int:
 
 
 def conclude(compiler: str, version: str, found: Table, write: bool, problems: Sequence[str] = ()) -> int:
-    """Print what is beyond a limit or, where this version is that of the file, not as committed; the exit code."""
-    problems = [*problems, *beyond(found)]
+    """Print these problems, what is beyond a limit and, where this version is that of the file, what is not as committed;
+    the exit code."""
+    problems = [*problems, *beyond(compiler, found)]
     kept = json.loads(FILE.read_text())
     mine = {"version": version, "kernels": found}
     if write:
@@ -74,7 +75,7 @@ def conclude(compiler: str, version: str, found: Table, write: bool, problems: S
     return 1 if problems else 0
 
 
-def beyond(found: Table, spilled: int = 0) -> Iterator[str]:
+def beyond(compiler: str, found: Table, spilled: int = 0) -> Iterator[str]:
     """What is beyond a limit, in words; `spilled` bytes of a thread, or registers of a wave, may be."""
     for operation, kernels in found.items():
         for words, targets in kernels.items():
@@ -84,7 +85,7 @@ def beyond(found: Table, spilled: int = 0) -> Iterator[str]:
                     yield f"{here}: {takes['spilled']} bytes or registers are spilled"
                 if takes["shared"] > most:
                     yield f"{here}: {takes['shared']} bytes of shared memory, at most {most} there"
-                if operation not in LANES and takes["widest"] < (8 if target.startswith("gfx") else 16):
+                if takes["widest"] < (8 if target.startswith("gfx") else 16) and (compiler, operation) not in BY_WORD:
                     yield f"{here}: accesses of {takes['widest']} bytes at most"
 
 

@@ -57,7 +57,7 @@ def main() -> int:
     for name, made in found.items():
         for case_, targets in made.items():
             print(name, case_, targets)
-    problems = list(beyond(found, SPILLED))
+    problems = list(beyond("triton", found, SPILLED))
     print(
         "\n".join(problems) or f"no kernel is beyond a limit: {sum(map(len, found.values()))} on {', '.join(TARGETS)}"
     )

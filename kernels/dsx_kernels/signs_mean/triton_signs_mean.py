@@ -37,7 +37,7 @@ def _mean(
     group = tl.program_id(0).to(tl.int64)
     number = group // groups
     places = tl.arange(0, LANES)[:, None] * LANES + tl.arange(0, LANES)[None, :]  # [bit, word]
-    mask = (group % groups) * BLOCK + places < tl.load(counts + number)
+    left = tl.load(counts + number) - (group % groups) * BLOCK
     sums = tl.zeros((LANES, LANES), WIDE)
     words, place = bits + group * LANES + tl.arange(0, LANES)[None, :], scales + number
     for _ in range(ranks):
@@ -47,4 +47,8 @@ def _mean(
         words += words_apart
         place += scales_apart
     share = tl.full((LANES, LANES), 1.0, WIDE) * ranks.to(WIDE)
-    write(out, group * BLOCK + places, mask, quotient(sums, share))
+    # A group that counts as a whole needs no mask: then accesses are as wide as can be.
+    if left >= BLOCK:
+        write(out, group * BLOCK + places, None, quotient(sums, share))
+    else:
+        write(out, group * BLOCK + places, places < left, quotient(sums, share))
