@@ -61,8 +61,10 @@ def widest_access(ptx: str) -> int:
 
 
 def conclude(compiler: str, version: str, found: Table, write: bool, problems: Sequence[str] = ()) -> int:
-    """Print these problems, what is beyond a limit and, where this version is that of the file, what is not as committed;
-    the exit code."""
+    """Print these problems, what is beyond a limit and, where the file is of this version, what differs from it.
+
+    Returns the exit code.
+    """
     problems = [*problems, *beyond(compiler, found)]
     kept = json.loads(FILE.read_text())
     mine = {"version": version, "kernels": found}
