@@ -11,7 +11,7 @@ from torch import nn
 from dsx.agree import agree, alike, describe
 from dsx.boundaries import Connection, disconnect, install
 from dsx.compiled import refuse_compiled
-from dsx.contracts import Attention, Flat, Observer, Shard, State, Transport, Unit, with_values
+from dsx.contracts import Attend, Attention, Flat, Observer, Shard, Site, State, Transport, Unit, with_values
 from dsx.contracts.memory import trim
 from dsx.defaults import NULL_PARTS
 from dsx.deferred.values import Values
@@ -110,7 +110,8 @@ def _tiers(ctx: Context, role: str, make: Make) -> None:
 def _attention(ctx: Context, role: str, make: Make) -> None:
     """Pairs of a site and what was bound for it; they are placed when the model is connected."""
     claimants: Sequence[tuple[str, Attention]] = make(role)
-    ctx.parts[role] = placed = []
+    placed: list[tuple[Site, Attend]] = []
+    ctx.parts[role] = placed
     if not claimants:
         return
     disconnect(ctx.model.parameters())  # an engine that had this model before may have changed its sites

@@ -53,7 +53,7 @@ def attention(
     for name, what in _REFUSED.items():
         if more.get(name) is not None and more[name] is not False:
             raise DsxError(
-                f"a model of transformers asks its attention for {what}, which the part in [attention] does not compute",
+                f"a model of transformers asks its attention for {what}, which the part in [attention] cannot give",
                 where=f"the argument {name} of {type(module).__name__}",
                 remedy="leave these modules out of the modules of its plugin",
             )
@@ -93,7 +93,8 @@ def mask(
     from transformers import masking_utils
 
     whole = local_size is None and isinstance(q_offset, int) and kv_offset == 0 and q_offset + q_length == kv_length
-    causal = mask_function in (None, masking_utils.causal_mask_function)
+    mask_function = mask_function or masking_utils.causal_mask_function
+    causal = mask_function is masking_utils.causal_mask_function
     if causal and whole:
         padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
         return None if padding is None else padding[:, None, None, :kv_length].to(torch.bool)

@@ -19,6 +19,7 @@ from dsx.contracts import Attend, Site
 from dsx.errors import DsxError
 
 NAME = "dsx"
+KIND = "asks transformers' registry of attention functions"
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"
 
 
@@ -30,7 +31,7 @@ def find(model: nn.Module) -> Iterator[Site]:
         forward = inspect.unwrap(type(module).forward)
         code = getattr(forward, "__code__", None)
         if code is not None and _REGISTRY in code.co_names and forward.__globals__.get(_REGISTRY) is not None:
-            yield Site(name, module, "asks transformers' registry of attention functions", partial(_place, module, name))
+            yield Site(name, module, KIND, partial(_place, module, name))
 
 
 def _place(module: nn.Module, name: str, attend: Attend) -> Callable[[], None]:
@@ -46,7 +47,7 @@ def _place(module: nn.Module, name: str, attend: Attend) -> Callable[[], None]:
     register(NAME)
     before = config._attn_implementation
     config._attn_implementation = NAME
-    module.attend = attend
+    setattr(module, "attend", attend)  # noqa: B010 -- typed as a parameter or module otherwise
 
     def undo() -> None:
         config._attn_implementation = before

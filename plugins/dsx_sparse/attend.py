@@ -94,11 +94,11 @@ def _backward(
     layout = _layout(pattern, q, k, causal, segments)
     padding, bias = padding_and_bias(mask, q, k)
     number = 0 if seed is None else int(seed)
+    lists, sizes = layout.tensors(), _sizes(layout)
     dq, dk, dv, dbias = torch.ops.dsx.block_attention_backward(
-        grad, None, q, k, v, out, lse, layout.tensors(), _sizes(layout), padding, bias, scale, dropout, number, want_mask
+        grad, None, q, k, v, out, lse, lists, sizes, padding, bias, scale, dropout, number, want_mask
     )
-    wanted = want_mask and mask is not None
-    dmask = dbias.sum_to_size(mask.shape).contiguous() if wanted else q.new_empty(0)
+    dmask = q.new_empty(0) if mask is None or not want_mask else dbias.sum_to_size(mask.shape).contiguous()
     return _in_order(dq), _in_order(dk), _in_order(dv), dmask
 
 

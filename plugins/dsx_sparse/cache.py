@@ -42,7 +42,9 @@ class Layouts:
         self._bytes = 0
         self._lock = threading.Lock()  # backward runs on threads of its own
 
-    def get(self, pattern: Pattern, key: str, shape: Shape, segments: Tensor | None, device: torch.device) -> BlockLayout:
+    def get(
+        self, pattern: Pattern, key: str, shape: Shape, segments: Tensor | None, device: torch.device
+    ) -> BlockLayout:
         """The layout of a pattern whose name and options `key` is."""
         ids = None if segments is None else segments.detach().to("cpu", torch.int64).contiguous()
         asked = Key(key, shape, None if ids is None else ids.numpy().tobytes(), device)

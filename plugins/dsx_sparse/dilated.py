@@ -1,7 +1,7 @@
 """Plugin `dilated`: a window with gaps (Beltagy et al. 2020, arXiv 2004.05150, section 3.1), in blocks.
 
-Block b sees the blocks b - k dilation for k = 0, ..., reach - 1, and those after it alike if the call is not causal. The
-paper's gaps are of tokens; a gap of tokens touches every block of its span and saves nothing. Heads with different
+Block b sees the blocks b - k dilation for k = 0, ..., reach - 1, and those after it alike if the call is not causal.
+The paper's gaps are of tokens; a gap of tokens touches every block of its span and saves nothing. Heads with different
 dilations: `mixed`.
 """
 

@@ -46,9 +46,7 @@ class Options(Pattern):
         if self.local % self.summary:
             raise misfit("fixed", "summary", self.summary, f"a divisor of local = {self.local}")
         if self.patterns > self.local // self.summary:
-            raise misfit(
-                "fixed", "patterns", self.patterns, f"at most local / summary = {self.local // self.summary}"
-            )
+            raise misfit("fixed", "patterns", self.patterns, f"at most local / summary = {self.local // self.summary}")
 
     def region(self, shape: Shape) -> Region:
         group = torch.arange(shape.columns) // self.local

@@ -1,8 +1,8 @@
 """Plugin `global_local`: a sliding window and global tokens (Longformer: Beltagy et al. 2020, arXiv 2004.05150, 3.1).
 
 Query p sees the keys j with |p - j| < window, and all global tokens; a global token sees every key. DeepSpeed's
-`BSLongformerSparsityConfig` counts in blocks: num_sliding_window_blocks = w is window = (w // 2) block + 1 at the least,
-global_block_indices and global_block_end_indices are starts and ends times block.
+`BSLongformerSparsityConfig` counts in blocks: num_sliding_window_blocks = w is about window = (w // 2) block + 1, and
+global_block_indices and global_block_end_indices are starts and ends divided by block.
 """
 
 from __future__ import annotations

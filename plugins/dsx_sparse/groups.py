@@ -54,7 +54,9 @@ def united(found: Sequence[Pattern], shape: Shape) -> Region:
 
 
 def _pattern(name: str, options: Mapping[str, object], block: int, where: str) -> Pattern:
-    made: Pattern = read_options({**options, "block": block}, importlib.import_module(f"dsx_sparse.{name}").Options, where)
+    made: Pattern = read_options(
+        {**options, "block": block}, importlib.import_module(f"dsx_sparse.{name}").Options, where
+    )
     made.check()
     return made
 

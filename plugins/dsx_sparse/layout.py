@@ -49,7 +49,7 @@ def _exact(shape: Shape, region: Region) -> tuple[Tensor, Tensor | None, Tensor 
         return touched, None, None
     masks = torch.full(touched.shape, -1, dtype=torch.int32)
     kept, packed = [], []
-    for some in partial.split(max(1, _PAIRS // shape.block**2)):
+    for some in torch.split(partial, max(1, _PAIRS // shape.block**2)):
         allowed, inside = _pairs(shape, region, some)
         nothing, all_of_them = ~allowed.any(-1), (allowed | ~inside).all(-1)
         touched[tuple(some[nothing].T)] = False
@@ -70,13 +70,11 @@ def _pairs(shape: Shape, region: Region, places: Tensor) -> tuple[Tensor, Tensor
     query = places[:, 1, None, None] * shape.block + within[:, None]
     key = places[:, 2, None, None] * shape.block + within
     inside = (query < shape.queries) & (key < shape.keys)
-    allowed = region.allows(
-        places[:, 0, None, None], query.clamp(max=shape.queries - 1), key.clamp(max=shape.keys - 1)
-    )
+    allowed = region.allows(places[:, 0, None, None], query.clamp(max=shape.queries - 1), key.clamp(max=shape.keys - 1))
     return (allowed & inside).flatten(1), inside.flatten(1)
 
 
 def _packed(allowed: Tensor) -> Tensor:
     """Bits to bytes, the first in the lowest place."""
     powers = 2 ** torch.arange(8, dtype=torch.uint8)
-    return (allowed.unflatten(1, (-1, 8)).to(torch.uint8) * powers).sum(-1, dtype=torch.uint8)
+    return (allowed.view(len(allowed), -1, 8).to(torch.uint8) * powers).sum(-1, dtype=torch.uint8)

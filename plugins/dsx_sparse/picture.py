@@ -24,13 +24,17 @@ def explain(options: Pattern) -> Iterator[str]:
     for tokens in LENGTHS:
         both = _share(options, tokens, causal=False), _share(options, tokens, causal=True)
         whole = (1.0, (1 + 1 / -(-tokens // options.block)) / 2)
-        cells = [f"{share:8.2%} {dense / share if share else 1:8.1f}x" for share, dense in zip(both, whole, strict=True)]
+        cells = [
+            f"{share:8.2%} {dense / share if share else 1:8.1f}x" for share, dense in zip(both, whole, strict=True)
+        ]
         yield f"{tokens:8}  {'   '.join(cells)}"
     tokens = _CELLS * options.block
     yield f"\nfirst head, {tokens} tokens, causal: a sign is a block, # full, + in part"
     region = _region(options, tokens, causal=True)
     for row, (touched, full) in enumerate(zip(region.touched[0], region.full[0], strict=True)):
-        yield "".join(_sign(bool(t), bool(f), row, column) for column, (t, f) in enumerate(zip(touched, full, strict=True)))
+        yield "".join(
+            _sign(bool(t), bool(f), row, column) for column, (t, f) in enumerate(zip(touched, full, strict=True))
+        )
 
 
 def _sign(touched: bool, full: bool, row: int, column: int) -> str:

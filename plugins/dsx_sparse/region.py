@@ -116,7 +116,8 @@ def mix(regions: Sequence[tuple[int, Region]]) -> Region:
     ]
 
     def allows(group: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        group, query, key = torch.broadcast_tensors(group, query, key)
+        shape = (group + query + key).shape
+        group, query, key = group.expand(shape), query.expand(shape), key.expand(shape)
         found = torch.zeros(group.shape, dtype=torch.bool)
         for number, (_, region) in enumerate(regions):
             mine = owner[group] == number
@@ -130,4 +131,4 @@ def mix(regions: Sequence[tuple[int, Region]]) -> Region:
 def _rows(shape: Shape, values: Tensor) -> Tensor:
     """[queries] -> [query blocks, block]; what is missing in the last block is as its last query."""
     places = torch.arange(-(-shape.queries // shape.block) * shape.block).clamp(max=shape.queries - 1)
-    return values[places].unflatten(0, (-1, shape.block)) if shape.queries else values.new_zeros(0, shape.block)
+    return values[places].view(-1, shape.block) if shape.queries else values.new_zeros(0, shape.block)

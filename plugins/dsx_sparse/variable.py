@@ -1,9 +1,9 @@
 """Plugin `variable`: local groups of several sizes, global blocks, random blocks: every parameter of DeepSpeed's
 `VariableSparsityConfig`.
 
-Blocks come in groups of the sizes in `local`, the last of which is repeated to the end. A block sees its own group, all
-global blocks, and `random` blocks drawn by `seed` (for each head, if `per_head`); where the call is causal, out of those
-up to its own.
+Blocks come in groups of the sizes in `local`, the last of which is repeated to the end. A block sees its own group,
+all global blocks, and `random` blocks drawn by `seed` (for each head, if `per_head`); where the call is causal, out of
+those up to its own.
 
 DeepSpeed: num_random_blocks, local_window_blocks, global_block_indices, global_block_end_indices,
 horizontal_global_attention, different_layout_per_head; attention = "unidirectional" is a causal call.

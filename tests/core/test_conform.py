@@ -306,7 +306,7 @@ def test_tiers_that_break_it(fault: str, words: str) -> None:
 
 class Shapeless(Everywhere):
     def bind(self, site: Site) -> Attend:
-        return lambda q, k, v, mask=None, **choices: plain_attention(q, k, v, mask, **choices) * (q.shape[2] != 64 or math.nan)
+        return lambda q, k, v, mask=None, **choices: plain_attention(q, k, v) * (q.shape[2] != 64 or math.nan)
 
 
 def test_attention_that_breaks_it() -> None:

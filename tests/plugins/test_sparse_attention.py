@@ -1,4 +1,4 @@
-"""Attention by patterns: outputs and gradients against dense attention with the explicit mask; composition; refusals."""
+"""Attention by patterns: outputs and gradients against an explicit mask in float64; composition; refusals."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ def as_torch_calls_it(attend: Attend) -> Callable[..., Tensor]:
         _check(query, key, enable_gqa)
         if query.dim() == 3:  # a batch without heads
             mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(1)
-            each = (tensor.unsqueeze(1) for tensor in (query, key, value))
-            return scaled_dot_product_attention(*each, mask, dropout_p, is_causal, scale).squeeze(1)
+            q, k, v = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
+            return scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale).squeeze(1)
         if is_causal and query.shape[2] != key.shape[2]:
             key, value = _seen(query, key), _seen(query, value)
         return attend(query, key, value, attn_mask, causal=is_causal, dropout=dropout_p, scale=scale)

@@ -32,7 +32,7 @@ def _place(
             found="it adds a key of its own: add_bias_kv or add_zero_attn",
             remedy="leave it out of the modules of its plugin in [attention]",
         )
-    module.forward = MethodType(forwards.setdefault(attend, _forward(attend)), module)
+    setattr(module, "forward", MethodType(forwards.setdefault(attend, _forward(attend)), module))  # noqa: B010
     # torch's transformer layers do not call this module in evaluation, unless it has a hook
     hook = module.register_forward_pre_hook(_nothing)
 
@@ -109,14 +109,15 @@ def _projected(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value:
 
 
 def _heads(tensor: Tensor, heads: int) -> Tensor:
-    return tensor.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return tensor.view(*tensor.shape[:-1], heads, -1).transpose(1, 2)
 
 
 def _allowed(mask: Tensor | None, heads: int) -> Tensor | None:
-    """This module's boolean masks say True where a pair may not attend; one of three dimensions is [batch * heads, ...]."""
+    """This module's boolean masks say True where a pair may not attend; one with three dimensions is
+    [batch * heads, queries, keys]."""
     if mask is None:
         return None
-    mask = mask.unflatten(0, (-1, heads)) if mask.dim() == 3 else mask
+    mask = mask.view(-1, heads, *mask.shape[1:]) if mask.dim() == 3 else mask
     return ~mask if mask.dtype == torch.bool else mask
 
 

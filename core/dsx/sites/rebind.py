@@ -44,7 +44,7 @@ class Rebinding:
 
     def _collect(self, function: FunctionType, module: nn.Module, name: str, found: dict[str, Any]) -> None:
         """The attributes of self through which `function` reaches the target. `DsxError` for a way that is closed."""
-        known = set()
+        known: set[str] = set()
         for use in uses(function, module):
             known.update(use.names if use.value is not None else ())
             if not self._leads(use, module):
