@@ -53,8 +53,14 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def quick(manifest: Path) -> list[str]:
-    """Overrides that keep a run's parts and make it small: two updates of a small model on a little text."""
+    """Overrides that keep a run's parts: on a little text, and of a long run two updates of a small model."""
     tables = tomli.loads(manifest.read_text("utf-8"))
+    text = ["data.limit_bytes=100000"] if tables.get("data", {}).get("source") == "dsx_text:files" else []
+    changes = [*text, *(_small(tables) if tables.get("run", {}).get("steps", 0) > 50 else ())]
+    return [word for change in changes for word in ("--set", change)]
+
+
+def _small(tables: Mapping[str, Any]) -> list[str]:
     changes = ["run.steps=2"]
     for name, options in tables.get("optimize", {}).items():
         if isinstance(options, dict) and "warmup" in options:
@@ -62,10 +68,10 @@ def quick(manifest: Path) -> list[str]:
     if tables["model"]["factory"] == "dsx_text:gpt":
         changes += ["model.layers=1", "model.width=32", "model.context=32"]
     if tables["data"]["source"] == "dsx_text:files":
-        changes += ["data.context=32", "data.limit_bytes=100000"]
+        changes.append("data.context=32")
     if "evaluate" in tables:
         changes += ["evaluate.every=1", "evaluate.samples=4"]
-    return [word for change in changes for word in ("--set", change)]
+    return changes
 
 
 class Reader:
@@ -129,7 +135,7 @@ class Reader:
 
     def _command(self, words: list[str], place: str) -> int:
         match words:
-            case ["dsx", "run", manifest, *_] if _is_long(Path(manifest)):
+            case ["dsx", "run", manifest, *_] if Path(manifest).is_file():
                 return call([*words[1:], *quick(Path(manifest))])
             case ["dsx", *arguments]:
                 return call(arguments)
@@ -155,7 +161,3 @@ class Reader:
         for name, module in list(sys.modules.items()):
             if (getattr(module, "__file__", None) or "").startswith(f"{self._home}{os.sep}"):
                 del sys.modules[name]
-
-
-def _is_long(manifest: Path) -> bool:
-    return manifest.is_file() and tomli.loads(manifest.read_text("utf-8")).get("run", {}).get("steps", 0) > 50

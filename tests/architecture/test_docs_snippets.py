@@ -1,6 +1,7 @@
 """Every command and every piece of code in README.md and docs/ works as the page says.
 
-Runs of more than 50 steps are made small (`snippets.quick`); everything else is done as it stands.
+Runs of more than 50 steps are made small and text is cut short (`snippets.quick`); everything else is done as it
+stands.
 """
 
 from __future__ import annotations
