@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
 from attrs import frozen
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from dsx.contracts import Dtypes
 from dsx.plugin import Descriptor, Fill, Need, Part, hook
 from dsx_precision.guard import guard
+from dsx_precision.products import PRODUCTS
 from dsx_precision.scaling import SCALED, why
 
 
@@ -36,8 +39,30 @@ class Autocast(Dtypes):
         self._device, self._dtype = device.type, dtype
 
     def call(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        with torch.autocast(self._device, self._dtype):
+        with self._casting():
             return model(*args, **kwargs)
+
+    def _casting(self) -> AbstractContextManager[object]:
+        return OnPaper(self._dtype) if self._device == "meta" else torch.autocast(self._device, self._dtype)
+
+
+class OnPaper(TorchFunctionMode):
+    """For plans, on the meta device, which torch.autocast does not know: products take their fp32 operands in `dtype`.
+    What else torch lists keeps the dtype that it gets."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in PRODUCTS:
+            return func(*args, **kwargs)
+        return func(*map(self._cast, args), **{name: self._cast(value) for name, value in kwargs.items()})
+
+    def _cast(self, value: Any) -> Any:
+        return value.to(self._dtype) if isinstance(value, Tensor) and value.dtype == torch.float32 else value
 
 
 def _fills(options: Options) -> Mapping[str, Fill]:

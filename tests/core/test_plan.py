@@ -287,6 +287,19 @@ def test_every_optimizer_can_be_planned(ranks, optimize: dict[str, Any], bf16: b
         assert {f"{place} {name}": size for (place, name), size in found.states.items()} == held
 
 
+@pytest.mark.parametrize("layout", ["replicated", "zero3"])
+def test_autocast_can_be_planned(ranks, layout: str) -> None:
+    """torch.autocast does not know the meta device."""
+    settings = manifest(layout, precision={"use": ["autocast"]})
+    found = on_paper(settings, 2).rehearsal
+    for rank, (held, _, sent) in enumerate(ranks.run(trained, settings, world=2)):
+        assert {f"{place} {name}": size for (place, name), size in found.states.items()} == held
+        if rank == 0:
+            assert dict(found.work.sent) == sent
+    narrow, wide = found.work.flops["bfloat16"], found.work.flops.get("float32", 0)
+    assert narrow > 0 == wide
+
+
 def test_an_operation_without_sizes_is_named() -> None:
     library = torch.library.Library("dsx_test_plan", "DEF")
     try:
