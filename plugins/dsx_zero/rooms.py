@@ -8,7 +8,9 @@ import os
 import sys
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import cache
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -133,11 +135,18 @@ def _move(source: int, target: int, size: int) -> None:
     _call("mremap", source, size, size, _MAYMOVE_FIXED_DONTUNMAP, target)
 
 
+@cache
+def _function(name: str) -> Callable[..., int | None]:
+    """A function of libc's. A library opened anew for every call is a cycle of classes that stays until the collector
+    comes by, amid activations that come and go."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    function.restype = ctypes.c_void_p
+    return cast(Callable[..., "int | None"], function)
+
+
 def _call(name: str, *arguments: int) -> int:
     """A call of libc's that returns an address, or -1 and an error."""
-    call = getattr(ctypes.CDLL(None, use_errno=True), name)
-    call.restype = ctypes.c_void_p
-    found = call(*(ctypes.c_long(argument) for argument in arguments))
+    found = _function(name)(*(ctypes.c_long(argument) for argument in arguments))
     if found == _FAILED:
         raise MemoryError(f"{name} of {arguments[1]} bytes failed: {os.strerror(ctypes.get_errno())}")
     return found or 0
