@@ -9,6 +9,13 @@ constexpr int64_t GROUP = 1024;  // elements whose signs make 32 words; BLOCK of
 constexpr int64_t WORD = 32, LANES = 64;
 static_assert(GROUP == BLOCK);
 
+template <class W> DSX_INLINE double total_of(const W* lanes) {
+    double parts[8] = {};
+    for (int64_t lane = 0; lane < LANES; lane += 8)
+        for (int64_t part = 0; part < 8; part++) parts[part] += double(lanes[lane + part]);
+    return ((parts[0] + parts[1]) + (parts[2] + parts[3])) + ((parts[4] + parts[5]) + (parts[6] + parts[7]));
+}
+
 // Where a group's results go: to where they rest if they are of that type and whole, else into `buffer`.
 template <class W> DSX_INLINE W* target(const Slice& slice, int64_t at, int64_t count, W* buffer) {
     const bool here = count == GROUP && slice.type == (sizeof(W) == 8 ? FLOAT64 : FLOAT32);
@@ -21,10 +28,8 @@ template <int BYTES> struct Vectors {
     static constexpr int64_t WIDTH = BYTES / 4;
 };
 
-// Signs of a group's sums into words, and what is left of the sums. Meanwhile the group at the two places is
-// fetched: memory would idle else while a group is packed.
-template <int BYTES>
-DSX_INLINE void pack(const float* sums, float scale, float* left, uint32_t* words, const char* one, const char* other) {
+// Signs of a group's sums into words, and what is left of the sums.
+template <int BYTES> DSX_INLINE void pack(const float* sums, float scale, float* left, uint32_t* words) {
     typedef typename Vectors<BYTES>::Floats Floats;
     typedef typename Vectors<BYTES>::Words Words;
     const uint32_t size = bit_cast<uint32_t>(scale);
@@ -38,18 +43,12 @@ DSX_INLINE void pack(const float* sums, float scale, float* left, uint32_t* word
             packed |= below & (1u << bit);
             const Floats rest = sum - (Floats)((below & 0x80000000u) | size);
             std::memcpy(left + bit * WORD + lane, &rest, sizeof rest);
-            if (bit % (64 / BYTES) == 0) {
-                const int64_t line = (lane * WORD / (BYTES / 4) + bit) * BYTES;
-                __builtin_prefetch(one + line);
-                __builtin_prefetch(other + line, 1);
-            }
         }
         std::memcpy(words + lane, &packed, sizeof packed);
     }
 }
 
-template <int BYTES>
-DSX_INLINE void pack(const double* sums, double scale, double* left, uint32_t* words, const char*, const char*) {
+template <int BYTES> DSX_INLINE void pack(const double* sums, double scale, double* left, uint32_t* words) {
     alignas(64) uint32_t packed[WORD] = {};
     for (int64_t bit = 0; bit < WORD; bit++) {
         DSX_INDEPENDENT
@@ -89,14 +88,7 @@ template <class W> struct Signs {
             out[i] = v[i] + e[i];
             lanes[i - whole] += std::abs(out[i]);
         }
-        double parts[8] = {};
-        for (int64_t lane = 0; lane < LANES; lane += 8)
-            for (int64_t part = 0; part < 8; part++) parts[part] += double(lanes[lane + part]);
-        return ((parts[0] + parts[1]) + (parts[2] + parts[3])) + ((parts[4] + parts[5]) + (parts[6] + parts[7]));
-    }
-
-    static DSX_INLINE const char* after(const Slice& slice, int64_t at) {
-        return static_cast<const char*>(slice.data) + (at + GROUP) * int64_t(sizeof(float));
+        return total_of(lanes);
     }
 
     template <int BYTES> DSX_INLINE void operator()(int64_t begin, int64_t end, Width<BYTES>) const {
@@ -117,7 +109,7 @@ template <class W> struct Signs {
                 }
                 if (block > GROUP) sums(start + at, count, total);
                 W* left = target(error, start + at, count, room);
-                pack<BYTES>(total, scale, left, words, after(value, start + at), after(error, start + at));
+                pack<BYTES>(total, scale, left, words);
                 write(error, start + at, count, left);
             }
         }
