@@ -27,6 +27,8 @@ def expected(beta2: float) -> int:
     Raw, it is 1 - beta2^t of its limit; the ratio over a window reaches `STABLE` at 378 for beta2 0.99, at 3,783 for
     0.999.
     """
+    if beta2 == 0:
+        return 1
     growth = beta2 ** -window(beta2)
     return math.ceil(math.log((1 - STABLE) / (growth - STABLE)) / math.log(beta2))
 
@@ -35,12 +37,13 @@ class Freeze:
     """Decides, the same on all ranks, after which update only signs travel.
 
     fixed  the update; None: when the L1 norm of the variance was `STABLE` of the present one a window ago. It is the
-           raw variance: one whose bias is corrected is stable long before it has seen enough
+           raw variance: one whose bias is corrected is stable long before it has seen enough. Not before `expected`:
+           one that is forgetting large first gradients was larger at any time
     at     the update at which it was frozen, None before
     """
 
     def __init__(self, fixed: int | None, beta2: float) -> None:
-        self._fixed, self._window = fixed, window(beta2)
+        self._fixed, self._window, self._soonest = fixed, window(beta2), expected(beta2)
         self._norms: deque[float] = deque(maxlen=self._window + 1)
         self._parts: list[Tensor] | None = []
         self._step = 0
@@ -71,7 +74,8 @@ class Freeze:
         if self.at is not None:
             return
         self._norms.append(norm)
-        settled = len(self._norms) > self._window and self._norms[0] >= STABLE * norm > 0
+        seen = len(self._norms) > self._window and self._step > self._soonest
+        settled = seen and self._norms[0] >= STABLE * norm > 0
         if settled if self._fixed is None else self._step >= self._fixed:
             self.at = self._step
 
