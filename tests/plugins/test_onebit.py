@@ -340,7 +340,7 @@ def test_bad_options_are_refused_with_their_remedy() -> None:
     ("options", "steps", "words"),
     [
         ({}, 300, "no update is compressed: the freeze is at about 3783, and run.steps is 300"),
-        ({"betas": [0.9, 0.99]}, 1000, "1000 updates are too few"),
+        ({"betas": [0.9, 0.99]}, 1000, "1000 updates are few for a freeze"),
         ({"betas": [0.9, 0.99]}, 2000, "378 of 2000 updates come before the freeze"),
         (
             {"betas": [0.9, 0.99], "freeze": 100},
