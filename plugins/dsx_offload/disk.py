@@ -11,7 +11,7 @@ from attrs import define
 from torch import Tensor
 
 from dsx.contracts import Kind, Span, Tier
-from dsx_kernels.aio import BLOCK, Files, Ticket
+from dsx_kernels.aio import BLOCK, PIECE, Files, Ticket
 from dsx_offload.buffers import Buffers
 from dsx_offload.claims import Claims
 from dsx_offload.extents import Extent, Region, blocks
@@ -20,6 +20,10 @@ from dsx_offload.lending import Lending
 WINDOW = 32 << 20
 """Bytes that may have been read before they are asked for, and as many that may be on their way back: some ten
 milliseconds of a disk's work. No more than all states have: those of one update."""
+
+
+LUMP = 64 << 20
+"""Bytes of files for states that nobody has announced."""
 
 
 @define(eq=False)
@@ -84,7 +88,7 @@ class FileTier(Tier):
         return self._room()
 
     def footprint(self) -> int:
-        return sum(blocks(extent.kind.bytes) for extent in self._extents.values())
+        return self._end
 
     def reserve(self, size: int) -> None:
         if not self._paper:
@@ -93,11 +97,14 @@ class FileTier(Tier):
 
     def create(self, key: str, name: str, tensor: Tensor) -> None:
         kind = Kind(tensor.numel(), tensor.dtype)
-        if self._end + blocks(kind.bytes) > self._size:  # made after set-up
-            self.reserve(blocks(kind.bytes))
-        extent = Extent(self._files[-1] if self._files else None, self._end, kind)
-        self._end += blocks(kind.bytes)
-        self._window = min(WINDOW, self._window + blocks(kind.bytes))
+        size = blocks(kind.bytes)
+        start = -(-self._end // PIECE) * PIECE if size >= PIECE else self._end  # else it would be cut once more
+        if not self._paper and start + size > self._size:  # made after set-up
+            self.reserve(max(size, LUMP))
+            start = 0
+        extent = Extent(self._files[-1] if self._files else None, start, kind)
+        self._end = start + size
+        self._window = min(WINDOW, self._window + size)
         self._extents[key, name] = extent
         if extent.files is not None:
             each = max(1, WINDOW // kind.dtype.itemsize)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Literal
 
 from attrs import frozen
 
 from dsx.errors import DsxError
 from dsx.plugin import Context, Descriptor, Fill, Part, hook, positive
-from dsx_kernels.aio import Files, missing
+from dsx_kernels.aio import Files, free, missing
 from dsx_offload.claims import Claims
 from dsx_offload.disk import FileTier
 
@@ -81,14 +78,3 @@ def _build(options: Options, ctx: Context) -> FileTier:
         update=options.update,
         piece_bytes=options.piece_bytes,
     )
-
-
-def free(paths: Sequence[str]) -> int:
-    """Bytes that can be spread evenly over folders, which may not be there yet."""
-    return len(paths) * min(shutil.disk_usage(_existing(Path(path))).free for path in paths)
-
-
-def _existing(path: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
-    path = path.absolute()
-    return next(folder for folder in (path, *path.parents) if folder.exists())
