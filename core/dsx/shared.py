@@ -32,7 +32,7 @@ class _Extent:
     start: int
     stop: int
     strides: tuple[int, ...]
-    dense: bool
+    packed: bool
     name: str
 
     @classmethod
@@ -43,11 +43,11 @@ class _Extent:
         size = tensor.element_size()
         length = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
         start = int(tensor.storage_offset()) * size
-        dense = length == tensor.numel()
-        return cls(tensor.untyped_storage()._cdata, start, start + length * size, tensor.stride(), dense, name)
+        packed = length == tensor.numel()
+        return cls(tensor.untyped_storage()._cdata, start, start + length * size, tensor.stride(), packed, name)
 
     def meets(self, other: _Extent) -> bool:
         """Whether an element of one is surely one of the other too; those that lie in each other's gaps are apart."""
         if self.storage != other.storage or other.start >= self.stop:
             return False
-        return (self.start, self.strides) == (other.start, other.strides) or (self.dense and other.dense)
+        return (self.start, self.strides) == (other.start, other.strides) or (self.packed and other.packed)

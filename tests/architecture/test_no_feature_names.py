@@ -57,7 +57,7 @@ def _words(node: ast.AST) -> Iterator[str]:
     """What a node says to the interpreter: keys, attributes, and names that decide something."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str) and _KEY.fullmatch(node.value):
         yield node.value
-    elif isinstance(node, ast.Attribute):
+    elif isinstance(node, ast.Attribute) and ast.unparse(node.value) != "torch":  # torch.strided is its own word
         yield node.attr.strip("_")
     elif isinstance(node, ast.Compare):
         yield from (side.id.lower() for side in [node.left, *node.comparators] if isinstance(side, ast.Name))
@@ -125,6 +125,7 @@ def test_a_feature_in_core_is_found(tmp_path: Path, text: str) -> None:
         ("core/dsx/a.py", "x = 1  # as muon does"),
         ("core/dsx/a.py", 'words = "muon, or what else there is"'),
         ("core/dsx/a.py", "optimizer = torch.optim.Muon(parameters)"),
+        ("core/dsx/a.py", "if tensor.layout != torch.muon: ..."),
         ("core/dsx/a.py", "if descriptor.name != entry.name: ..."),
         ("core/dsx/defaults/muon.py", "class Muon: ..."),
         ("core/dsx/a.py", "from dsx.defaults.muon import Muon\npart = Muon()"),

@@ -4,7 +4,7 @@ Plugins import from here, from `dsx.plugin` and from `dsx.errors`, and from nowh
 """
 
 from dsx.contracts.activations import Activations, Forward
-from dsx.contracts.attention import Attend, Attention, Site, plain_attention
+from dsx.contracts.attention import Attend, Attention, Site, check_mask, plain_attention
 from dsx.contracts.data import (
     ALIGNMENT,
     Flat,
@@ -99,6 +99,7 @@ __all__ = [
     "Wrap",
     "at_least_fp32",
     "comes_back",
+    "check_mask",
     "fill_buckets",
     "grid",
     "lasting",
