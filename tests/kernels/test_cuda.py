@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -182,7 +183,8 @@ except KernelUnavailable as error:
 @pytest.mark.skipif(find_spec("cupy") is None, reason="cupy is not installed: pip install '.[gpu]'")
 def test_nvrtc_compiles_what_is_started() -> None:
     """As on a GPU, up to loading it; in a process of its own, since plain tests need not load cupy."""
-    done = subprocess.run([sys.executable, "-c", NVRTC], capture_output=True, text=True, check=False)
+    settings = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", NVRTC], capture_output=True, text=True, check=False, env=settings)
     if "no NVRTC" in done.stderr:
         pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr
