@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import torch
@@ -192,7 +192,7 @@ def _hook_boundaries(connection: Connection, layout: Layout, unit: Unit) -> None
     def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         outputs = [tensor for tensor in tensors(output) if tensor.requires_grad]
         if "back" in wanted and outputs and torch.is_grad_enabled():
-            torch.autograd.graph.register_multi_grad_hook(outputs, lambda gradient: layout.back(unit), mode="any")
+            _when(outputs, "any", lambda: layout.back(unit))
         if "leave" in wanted:
             layout.leave(unit)
 
@@ -212,9 +212,21 @@ def _hook_exit(layout: Layout, unit: Unit, inputs: Sequence[Tensor]) -> None:
     """
     leaves = [tensor for tensor in inputs if tensor.grad_fn is None]
     if not leaves:
-        torch.autograd.graph.register_multi_grad_hook(inputs, lambda gradients: layout.exit(unit), mode="all")
+        _when(inputs, "all", lambda: layout.exit(unit))
     for leaf in leaves:
         _hook_leaf(layout, unit, leaf)
+
+
+def _when(given: Sequence[Tensor], mode: Literal["any", "all"], act: Callable[[], None]) -> None:
+    """Call `act` when the gradient of any or all of these is there.
+
+    torch's own hook on several is a cycle that keeps the graph until the collector comes by, and so leaves holes in the
+    heap. A single tensor, which is the rule, takes a plain one.
+    """
+    if len(given) == 1:
+        given[0].register_hook(lambda gradient: act())  # type: ignore[no-untyped-call]
+    else:
+        torch.autograd.graph.register_multi_grad_hook(given, lambda gradients: act(), mode=mode)
 
 
 def _hook_leaf(layout: Layout, unit: Unit, leaf: Tensor) -> None:
