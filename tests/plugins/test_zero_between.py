@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cache, partial
@@ -196,3 +197,23 @@ def test_buffers_of_whole_gradients_stay_only_where_new_memory_is_dear(cheap, mo
         sizes.append((during > 0, engine.program.layout.bytes()["buffer"] > 0))
     engine.close()
     assert sizes == [(True, not cheap)] * 2
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_micro_batch_leaves_nothing_to_the_garbage_collector(layout: str) -> None:
+    """What stays until it comes by lies between activations, and leaves holes in the heap."""
+    partition = {} if layout == "replicated" else {"partition": {"use": [layout]}}
+    engine = dsx.prepare(Net(), {**partition, "batch": {"accumulation": 2}})
+    for micro in range(4):
+        engine.backward(engine(*sample(0, micro)))
+        engine.step()
+    gc.collect()
+    gc.disable()
+    try:
+        for micro in range(4):
+            engine.backward(engine(*sample(1, micro)))
+            engine.step()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+        engine.close()
