@@ -161,8 +161,8 @@ def table(outcomes: dict[tuple[str, ...], Any]) -> str:
         "`one` is a refusal before the first step, because both fill a role that takes one, `no` one because one needs",
         "what the other does not offer. `fp16` has a `static_loss_scale` beside it where no other scale is there.",
         "`onebit_adam` is in its warm-up here; after its freeze it is equal to the algorithm of its paper",
-        "(tests/plugins/test_onebit.py). `sliding_window` stands for all patterns of attention, which are trained alone",
-        "as well; `document` is refused: this model brings no segment ids.",
+        "(tests/plugins/test_onebit.py). `sliding_window` stands for all patterns of attention, which are trained",
+        "alone as well; `document` is refused: this model brings no segment ids.",
         "",
         "| | " + " | ".join(APART) + " |",
         "|---" * (len(APART) + 1) + "|",
@@ -176,9 +176,9 @@ def table(outcomes: dict[tuple[str, ...], Any]) -> str:
     triples = sum(len(names) == 3 for names in outcomes)
     lines += [
         "",
-        f"The {triples} triples of layout, precision and optimizer, of layout, tier and precision or delayed update, of",
-        "precision, optimizer and schedule, and of layout, precision and attention are trained too, with parity or a",
-        "refusal as in the table.",
+        f"The {triples} triples of layout, precision and optimizer, of layout, tier and precision or delayed update,",
+        "of precision, optimizer and schedule, and of layout, precision and attention are trained too, with parity or",
+        "a refusal as in the table.",
     ]
     return "\n".join(lines) + "\n"
 

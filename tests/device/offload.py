@@ -1,4 +1,4 @@
-"""States in host memory and in files beside one GPU, updated on the host and on the device: as if they were kept on it."""
+"""States in host memory and in files beside one GPU, updated on either: as if they were kept on it."""
 
 from __future__ import annotations
 
