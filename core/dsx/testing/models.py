@@ -73,7 +73,8 @@ class SelfAttention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.project, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        # without bias: that of keys changes no output, and Adam would make whole steps of its gradient's rounding
+        self.project, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
         self.attend: Attend = plain_attention
 
     def forward(self, hidden: Tensor) -> Tensor:
