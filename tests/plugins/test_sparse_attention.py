@@ -82,6 +82,19 @@ def test_outputs_and_gradients_are_those_of_the_explicit_mask(name: str, causal:
     assert both(attend, mask_of(pattern, 97, causal), tensors(97, torch.bfloat16), causal=causal) < 2e-2
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_lay_in_memory_before_does_not_show(dtype: torch.dtype) -> None:
+    """Blocks that are cut short at the end of a sequence are computed whole."""
+    attend, inputs = attend_by("sliding_window", WINDOW), tensors(7, dtype)
+    found = []
+    for _ in range(20):
+        junk = [torch.full((16 << size % 10,), torch.nan) for size in range(40)]
+        del junk
+        out = attend(*inputs, causal=True)
+        found.append(_flat(out, *torch.autograd.grad(out.sum(), inputs)))
+    assert bool(found[0].isfinite().all()) and all(torch.equal(one, found[0]) for one in found)
+
+
 def test_a_long_sequence_that_is_no_multiple_of_a_block() -> None:
     """Case 112; the operation's own tests have 4097."""
     inputs = tensors(1025, torch.float32, heads=2, kv_heads=1, dim=16)

@@ -277,6 +277,7 @@ template <class Operand> struct Engine {
             for (int64_t r = 0; r < count; r++) p.delta[at + r] = delta(p, w, head, first + r, at + r);
         }
         std::fill_n(w.shift, w.block, INFINITE);
+        std::fill_n(w.delta, w.block, 0.0f);  // weights of zero take nothing away from what is not a number
         for (int64_t r = 0; r < count; r++) {
             w.shift[r] = p.lse[at + r] == -INFINITE ? INFINITE : p.lse[at + r] * LOG2_E;
             w.delta[r] = p.delta[at + r];
