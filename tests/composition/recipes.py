@@ -164,10 +164,12 @@ def plain(
     optimizer = next((recipe.optimizer for recipe in recipes if recipe.optimizer), None)
     rates = next((recipe.rates for recipe in recipes if recipe.rates), (1,) * STEPS)
     scales = next((recipe.scales for recipe in recipes if recipe.scales), (1,) * STEPS)
+    delayed = max((recipe.delayed for recipe in recipes), default=0)
     half, around = next(((recipe.half, recipe.around) for recipe in recipes if recipe.half), (None, nullcontext))
     live = dict(model.named_parameters())
+    apart = half or delayed  # else the live weights are the masters themselves
     masters = {
-        name: nn.Parameter(parameter.detach().float() if half else parameter.detach(), parameter.requires_grad)
+        name: nn.Parameter(_copy(parameter.detach(), half) if apart else parameter.detach(), parameter.requires_grad)
         for name, parameter in live.items()
     }
     if half:
@@ -176,7 +178,6 @@ def plain(
     trained = [name for name, parameter in live.items() if parameter.requires_grad]
     step = (optimizer or _default)([masters[name] for name in trained])
     base = step.param_groups[0]["lr"]
-    delayed = max(recipe.delayed for recipe in recipes) if recipes else 0
     held = {name: masters[name].detach().clone() for name in trained}
     losses = []
     for number in range(STEPS):
@@ -204,6 +205,10 @@ def plain(
         losses.append(total)
     weights = {name: master if name in trained else live[name] for name, master in masters.items()}
     return losses, {name: tensor.detach() for name, tensor in weights.items()}
+
+
+def _copy(weight: Tensor, half: torch.dtype | None) -> Tensor:
+    return weight.float() if half else weight.clone()
 
 
 def _default(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
