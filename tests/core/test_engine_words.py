@@ -217,7 +217,7 @@ def test_odd_outputs_pass_boundaries_unchanged_case_31() -> None:
     model = nn.Module()
     model.blocks = nn.ModuleList([Odd(), Odd()])
     layout = Bounded(model)
-    install(layout, [], compile_units=False)  # type: ignore[arg-type]
+    install(layout, [], [], compile_units=False)  # type: ignore[arg-type]
     first = model.blocks[0]({"x": INPUTS.clone().requires_grad_(), "mask": None})
     second = model.blocks[1](first)
     assert {name: value for name, value in second.items() if name != "x"} == {
@@ -249,7 +249,7 @@ def test_an_output_that_gets_no_gradient_is_ignored_case_32() -> None:
     model = nn.Module()
     model.blocks = nn.ModuleList([Fork()])
     layout = Bounded(model)
-    install(layout, [], compile_units=False)  # type: ignore[arg-type]
+    install(layout, [], [], compile_units=False)  # type: ignore[arg-type]
     inputs = INPUTS.clone().requires_grad_()
     used, _unused = model.blocks[0](inputs)
     layout.told.clear()
@@ -262,7 +262,7 @@ def test_without_gradients_only_forward_boundaries_are_told() -> None:
     model = nn.Module()
     model.blocks = nn.ModuleList([Fork()])
     layout = Bounded(model)
-    install(layout, [], compile_units=False)  # type: ignore[arg-type]
+    install(layout, [], [], compile_units=False)  # type: ignore[arg-type]
     with torch.no_grad():
         model.blocks[0](INPUTS)
     assert layout.told == [("enter", 1), ("leave", 1)]

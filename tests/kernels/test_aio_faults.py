@@ -107,7 +107,8 @@ def test_a_file_that_was_cut(files: Files, left: int) -> None:
     os.truncate(files.paths[0], left)
     error = failing(files.read(0, aligned(3 * PIECE)))
     assert error.what == "an offload file ends too early"
-    assert error.where == f"{files.paths[0]}, byte {left:,}"
+    first = range(0, 3 * PIECE, PIECE) if left == 0 else [left]  # of several pieces, whichever failed first
+    assert error.where in [f"{files.paths[0]}, byte {place:,}" for place in first]
     assert error.remedy is not None and "cut it" in error.remedy
 
 
