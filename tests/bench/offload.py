@@ -8,7 +8,7 @@ both with `delayed_update`. In each turn the same bytes go through the file engi
 forward, backward   until the gradients are there
 update              from there until every state has been updated and is back in its file
 bound               the larger of the update in memory and of the file engine alone
-hidden              of the update in memory: how much shorter a step is with `delayed_update`
+hidden              how much shorter a step is with `delayed_update`, of the update without it
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from partition_systems.case import SIZES, Case, batches, model
 import dsx
 from dsx_kernels.aio import Files, aligned
 
-PIECE = 4 << 20
+PIECE, DEEP = 4 << 20, 8
+"""Bytes of a transfer, and how many are under way each way."""
+
 KINDS = ("memory", "files", "memory, delayed", "files, delayed")
 
 
@@ -76,7 +78,7 @@ class Training:
 def files_alone(folder: Path, size: int) -> Callable[[], float]:
     """Seconds in which `size` bytes are read and as many written, pieces of both under way at once."""
     files, count = Files(folder, size), max(1, size // PIECE)
-    buffers = [aligned(PIECE) for _ in range(12)]
+    buffers = [aligned(PIECE) for _ in range(2 * DEEP)]
     for number in range(count):
         files.write(number * PIECE, buffers[0]).wait()
 
@@ -84,11 +86,11 @@ def files_alone(folder: Path, size: int) -> Callable[[], float]:
         start = time.perf_counter()
         reads, writes = [], []
         for number in range(count):
-            reads.append(files.read(number * PIECE, buffers[number % 6]))
-            if len(reads) > 4:
+            reads.append(files.read(number * PIECE, buffers[number % DEEP]))
+            if len(reads) == DEEP:
                 reads.pop(0).wait()
-                writes.append(files.write((number - 4) * PIECE, buffers[6 + number % 6]))
-            if len(writes) > 5:
+                writes.append(files.write((number - DEEP + 1) * PIECE, buffers[DEEP + number % DEEP]))
+            if len(writes) == DEEP:
                 writes.pop(0).wait()
         for ticket in (*reads, *writes):
             ticket.wait()
@@ -140,12 +142,13 @@ def report(size: str, trainings: dict[str, Training], alone: list[float]) -> str
         own = bounds if kind.startswith("files") else memory.update
         update = statistics.median(mine / bound for mine, bound in zip(training.update, own, strict=True))
         steps = [f + u for f, u in zip(training.forward, training.update, strict=True)]
-        plain = [f + u for f, u in zip(memory.forward, memory.update, strict=True)]
+        base = trainings[kind.removesuffix(", delayed")]
+        plain = [f + u for f, u in zip(base.forward, base.update, strict=True)]
         larger = statistics.median(
             step / max(forward, bound) for step, forward, bound in zip(steps, memory.forward, own, strict=True)
         )
-        hidden = statistics.median((one - step) / up for one, step, up in zip(plain, steps, memory.update, strict=True))
-        shown = f"{hidden:.2f}" if kind == "memory, delayed" else ""
+        hidden = statistics.median((one - step) / up for one, step, up in zip(plain, steps, base.update, strict=True))
+        shown = f"{hidden:.2f}" if kind.endswith("delayed") else ""
         ms = [1e3 * statistics.median(values) for values in (training.forward, training.update, steps)]
         lines.append(f"| {kind} | {ms[0]:.0f} | {ms[1]:.0f} | {ms[2]:.0f} | {update:.2f} | {larger:.2f} | {shown} |")
     lines.append(f"\nupdate in memory {1e3 * compute:.0f} ms")
