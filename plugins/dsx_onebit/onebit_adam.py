@@ -117,7 +117,7 @@ class OneBitAdam(Rule):
         for shard in self._ctx.layout.shards:
             held = store.fetch(shard.key, ["exp_avg_sq"])["exp_avg_sq"]
             yield _owned(shard.piece(), held)
-            store.put(shard.key, [])
+            store.put(shard.key, clean=["exp_avg_sq"])
 
     def update(self, piece: Piece, states: Mapping[str, Tensor], job: Job, sums: Tensor) -> None:
         if self._freeze.compresses(job.number):
@@ -236,7 +236,7 @@ def _notes(options: Options, steps: int | None) -> Iterator[str]:
 
 
 SHORT = 1_500
-"""Updates at which a freeze after 15 % was seen to cost little (docs/decisions/0017)."""
+"""Updates at which a freeze after 15 % was seen to cost little (docs/decisions/0018)."""
 
 FIFTH = 0.144
 """Part of a run whose exchange, in bf16, and 1/15.5 of it for the rest make a fifth of bf16's bytes."""
