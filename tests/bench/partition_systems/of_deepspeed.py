@@ -15,8 +15,8 @@ from partition_systems.case import RATE, SAMPLES, Case, Trainer, disk, engine_st
 def stage(model: nn.Module, case: Case, *, number: int, offload: str | None = None) -> Trainer:
     """A ZeRO stage, with torch's fused AdamW, without the clipping that it does unless told otherwise.
 
-    offload  "cpu" or "nvme": where the optimizer's states rest, updated by its own AdamW; files in the way that its
-             documentation recommends: pipelined, with direct and overlapped transfers of 1 MiB
+    offload  "cpu" or "nvme": where the optimizer's states rest, updated by its own AdamW; files with pipelined and
+             overlapped transfers of 1 MiB
     """
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": SAMPLES,
