@@ -121,7 +121,7 @@ class Descriptor:
     fills: Mapping[str, Fill] | Callable[[Any], Mapping[str, Fill]]
     options: type[Any] | None = None
     summary: str = ""
-    explain: Callable[[Any], Iterable[str]] | None = None
+    explain: Callable[[Any], Iterable[str]] = lambda options: ()
     notes: Callable[[Any, int | None], Iterable[str]] = lambda options, steps: ()
 
     def filled(self, options: Any) -> Mapping[str, Fill]:

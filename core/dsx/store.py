@@ -20,13 +20,11 @@ class Router(Store):
         self._tiers: list[Tier] = [*(tier for _, tier in tiers), default]
         self._homes: dict[tuple[str, str], Tier] = {}
         self._names: dict[str, list[str]] = {}
-        self._kinds: dict[tuple[str, str], Kind] = {}
 
     def create(self, key: str, name: str, tensor: Tensor) -> None:
-        kind = Kind(tensor.numel(), tensor.dtype)
-        tier = next(tier for tier in self._tiers if tier.claims(name, kind.bytes))
+        size = tensor.numel() * tensor.element_size()
+        tier = next(tier for tier in self._tiers if tier.claims(name, size))
         self._homes[key, name] = tier
-        self._kinds[key, name] = kind
         self._names.setdefault(key, []).append(name)
         tier.create(key, name, tensor)
 
@@ -34,7 +32,7 @@ class Router(Store):
         return self._names.get(key, ())
 
     def kind(self, key: str, name: str) -> Kind:
-        return self._kinds[key, name]
+        return self._homes[key, name].kind(key, name)
 
     def grain(self, key: str) -> int | None:
         grains = (tier.grain(key) for tier, _ in self._by_tier(key, self.names(key)))

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from attrs import frozen
+
+from dsx.plugin import positive
 
 OPTIMIZER, GRADIENT, PARAMETER = "optimizer", "grad", "param"
-GROUPS = (OPTIMIZER, GRADIENT, PARAMETER)
 """What the option `states` may name: the masters and the rule's own states; gradients; parameters."""
 
 _WHERE_NOT = {
@@ -15,15 +19,25 @@ _WHERE_NOT = {
 }
 
 
+State = Literal["optimizer", "grad", "param"]
+
+
+@frozen(kw_only=True)
+class TierOptions:
+    """What every tier is told."""
+
+    states: tuple[State, ...] = ("optimizer",)
+    limit_bytes: Annotated[int, positive] | None = None
+    update: Literal["host", "device"] = "host"
+    piece_bytes: Annotated[int, positive] = 4 << 20
+
+
 class Claims:
-    """Decides, state by state in the order of their creation, which are taken.
+    """Decides, state by state in the order of their creation, which are taken."""
 
-    groups  of states, of `GROUPS`
-    limit   bytes in all; None: no limit
-    """
-
-    def __init__(self, groups: Sequence[str], limit: int | None) -> None:
-        self._groups, self._left = tuple(groups), limit
+    def __init__(self, options: TierOptions) -> None:
+        self._groups: Sequence[str] = options.states
+        self._left = options.limit_bytes
         self._met: set[str] = set()
         self._taken = False
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
 from attrs import frozen
 
-from dsx.plugin import Context, Descriptor, Fill, Part, hook, positive
-from dsx_offload.claims import Claims
+from dsx.plugin import Context, Descriptor, Fill, Part, hook
+from dsx_offload.claims import Claims, TierOptions
 from dsx_offload.host import HostTier
-
-State = Literal["optimizer", "grad", "param"]
 
 
 @frozen(kw_only=True)
-class Options:
+class Options(TierOptions):
     """`[partition.cpu_offload]`.
 
     states       what rests there: "optimizer" (masters and the rule's states), "grad" (where the layout shards them),
@@ -25,11 +21,6 @@ class Options:
                  parameters back; "device", states being brought there and back
     piece_bytes  of a state, that are copied to or from a device at a time
     """
-
-    states: tuple[State, ...] = ("optimizer",)
-    limit_bytes: Annotated[int, positive] | None = None
-    update: Literal["host", "device"] = "host"
-    piece_bytes: Annotated[int, positive] = 4 << 20
 
 
 descriptor = Descriptor(
@@ -45,7 +36,7 @@ descriptor = Descriptor(
 @hook
 def dsx_partition(options: Options) -> list[Part]:
     def build(ctx: Context) -> HostTier:
-        claims = Claims(options.states, options.limit_bytes)
+        claims = Claims(options)
         return HostTier(claims, ctx.plan.device, update=options.update, piece_bytes=options.piece_bytes)
 
     return [Part("tiers", build)]

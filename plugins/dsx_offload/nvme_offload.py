@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated
 
 from attrs import frozen
 
 from dsx.errors import DsxError
 from dsx.plugin import Context, Descriptor, Fill, Part, hook, positive
 from dsx_kernels.aio import Files, free, missing
-from dsx_offload.claims import Claims
+from dsx_offload.claims import Claims, TierOptions
 from dsx_offload.disk import FileTier
-
-State = Literal["optimizer", "grad", "param"]
 
 
 @frozen(kw_only=True)
-class Options:
+class Options(TierOptions):
     """`[partition.nvme_offload]`.
 
     path         folder on a disk, or several, one on each disk, over which states are spread
@@ -33,10 +31,6 @@ class Options:
     """
 
     path: str | tuple[str, ...]
-    states: tuple[State, ...] = ("optimizer",)
-    limit_bytes: Annotated[int, positive] | None = None
-    update: Literal["host", "device"] = "host"
-    piece_bytes: Annotated[int, positive] = 4 << 20
     threads: Annotated[int, positive] = 4
     direct: bool = True
     checksums: bool = False
@@ -71,7 +65,7 @@ def _build(options: Options, ctx: Context) -> FileTier:
         Files, options.paths, threads=options.threads, direct=options.direct, checksums=options.checksums
     )
     return FileTier(
-        Claims(options.states, options.limit_bytes),
+        Claims(options),
         ctx.plan.device,
         open_files=open_files,
         room=partial(free, options.paths),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ def test_a_section_shows_what_its_plugins_say(tmp_path: Path) -> None:
     # 32 blocks in a row see themselves and a neighbour on each side: 94 of 1024, causal 63 of 1024 against 528
     assert row == ["4096", "9.18%", "10.9x", "6.15%", "8.4x"]
     assert "  .#+............................." in lines
+    assert "\n".join(json.loads(explained(tmp_path, text, "--attention", "--json"))) + "\n" == shown
     both = explained(tmp_path, text, "--precision", "--attention")
     assert both.index("bf16: ") < both.index("local_blocks: ")
 

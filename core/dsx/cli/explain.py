@@ -35,7 +35,8 @@ def command(manifest: str, overrides: tuple[str, ...], nproc: int, as_json: bool
     settings = Manifest.load(manifest, set=overrides)
     resolved = resolve(settings, Registry.scan())
     if any(sections.values()):
-        for line in _own_words(resolved, [section for section in SECTIONS if sections[section]]):
+        lines = list(_own_words(resolved, [section for section in SECTIONS if sections[section]]))
+        for line in [json.dumps(lines, indent=2)] if as_json else lines:
             click.echo(line)
         return
     found = {
@@ -62,7 +63,7 @@ def _own_words(resolved: Resolved, sections: Sequence[str]) -> Iterator[str]:
         if plugin.descriptor.section not in sections:
             continue
         yield f"{plugin.name}: {plugin.descriptor.summary}"
-        for line in plugin.descriptor.explain(chosen) if plugin.descriptor.explain else ():
+        for line in plugin.descriptor.explain(chosen):
             yield f"  {line}".rstrip()
         yield ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -12,22 +13,6 @@ from dsx_kernels.sgd.scalars import scalars
 SOURCE = Path(__file__).with_name("cuda.cu")
 
 
-def sgd(
-    gradient: Tensor,
-    master: Tensor,
-    momentum_buffer: Tensor | None,
-    param: Tensor | None,
-    *,
-    lr: float,
-    momentum: float,
-    dampening: float,
-    weight_decay: float,
-    nesterov: bool,
-    step: int,
-    maximize: bool,
-    multiplier: float,
-    clip_value: float | None,
-) -> None:
-    values = scalars(lr, momentum, dampening, weight_decay, step, maximize, multiplier, clip_value)
-    tensors = (gradient, master, momentum_buffer, param)
-    on_slices(SOURCE, "sgd", tensors, *values, constants=("true" if nesterov else "false",))
+def sgd(*tensors: Tensor | None, nesterov: bool, **numbers: Any) -> None:
+    """`tensors` and numbers are those of `ops.sgd`, in its order."""
+    on_slices(SOURCE, "sgd", tensors, *scalars(**numbers), constants=("true" if nesterov else "false",))
