@@ -31,7 +31,8 @@ class Options:
 
 class Delayed(Stepper):
     """Takes the gradients of a step and updates in a thread of its own, while the next step computes its gradients from
-    the weights as they were; those take the place of the old ones when that step's are final.
+    the weights as they were; those take the place of the old ones when that step's are final. That costs loss where the
+    weights move fast (docs/how-to/offload.md).
 
     Holds, beside everything else, one gradient and one parameter of each shard.
     """
