@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from dsx.defaults import direct as module
 from dsx.defaults.collectives import Collectives
 from dsx.defaults.direct import OFF, Direct
 from dsx.defaults.line import Line
+from dsx.defaults.words import Meeting, Words, close
 from dsx.testing import distance, train_plain, weights_of
 from dsx.testing.models import Tangle, tokens
 
@@ -159,3 +161,74 @@ def test_a_line_raises_in_wait_and_goes_on() -> None:
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             bad.wait()
+
+
+def pair(timeout_s: float = 60) -> tuple[Words, Words]:
+    """Ranks 0 and 1 of a channel, in one process: (what 0 has, what 1 has)."""
+    first, second = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return Words({1: first}, timeout_s), Words({0: second}, timeout_s)
+
+
+def test_words_are_heard_by_their_tags_in_any_order() -> None:
+    here, there = pair()
+    for tag in range(5):
+        assert here.tell(1, tag, -(tag**9))
+    assert [there.hear(0, tag) for tag in (3, 0, 4, 1, 2)] == [-(tag**9) for tag in (3, 0, 4, 1, 2)]
+
+
+def test_who_does_not_wait_learns_that_there_is_no_room() -> None:
+    here, there = pair()
+    told = 0
+    while here.tell(1, told, told, wait=False):
+        told += 1
+    assert [there.hear(0, tag) for tag in range(told)] == list(range(told))
+    assert here.tell(1, told, 7, wait=False)
+    assert there.hear(0, told) == 7
+
+
+def test_a_silent_rank_and_one_that_is_gone_are_named() -> None:
+    here, there = pair(0.05)
+    with pytest.raises(TimeoutError, match=r"rank 1 of this host has not answered for 0\.05 seconds"):
+        here.hear(1, 0)
+    there.close()
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match="rank 1 of this host is gone"):
+            here.hear(1, 0)
+    with pytest.raises(ConnectionError, match="rank 1 of this host is gone"):
+        here.tell(1, 0, 0)
+
+
+def test_strangers_are_not_met() -> None:
+    here, there = Meeting(0, 8), Meeting(1, 8)
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    stranger.connect(f"\0dsx-{there.name:016x}")
+    stranger.send(b"hello")
+    called = here.call(there.name, 2)
+    assert called
+    came = there.take([0], 2)
+    for number, line in enumerate(came[0]):
+        called[number].send(bytes([number]))
+        assert line.recv(1) == bytes([number])
+    assert stranger.recv(1) == b""
+    there.close()
+    assert here.call(there.name, 1) is None
+    here.close()
+    close([stranger, *called, *came[0]])
+
+
+def many(count: int) -> bool:
+    """One rank starts more operations than there is room to tell of, before the other starts one."""
+    x = transport(True)
+    tensors = [torch.full((8,), float(x.rank)) for _ in range(count)]
+    if x.rank == 1:
+        time.sleep(0.5)
+    handles = [x.all_reduce(tensor, "sum", channel="reduce", purpose="reduce") for tensor in tensors]
+    for handle in handles:
+        handle.wait()
+    dist.barrier()
+    x.close()
+    return all(bool((tensor == 1).all()) for tensor in tensors)
+
+
+def test_more_operations_than_words_have_room_for(ranks) -> None:
+    assert ranks.run(many, 1000, world=2) == [True, True]

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from dsx.errors import DsxError, RankFailed
 from dsx.launch.blame import Ended, Failure, blamed
 from dsx.launch.distributed import Ranks as Joined
-from dsx.launch.distributed import join, leave
+from dsx.launch.distributed import join, leave, patience
 from dsx.launch.launch import launch
 from dsx.testing import Ranks
 
@@ -211,6 +211,17 @@ def join_twice() -> tuple[Joined, Joined, bool]:
     assert dist.is_initialized()
     leave(first)
     return first, second, dist.is_initialized()
+
+
+def wait_of_channels() -> float:
+    joined = join(torch.device("cpu"), timeout_s=77)
+    found = patience().total_seconds()
+    leave(joined)
+    return found
+
+
+def test_channels_wait_as_long_as_the_run_says(ranks: Ranks) -> None:
+    assert ranks.run(wait_of_channels, group=False) == [77.0, 77.0]
 
 
 def join_alone_of_two() -> None:

@@ -20,7 +20,7 @@ from dsx.contracts import CHANNELS, Channel, Handle, Operation, Purpose, Transpo
 from dsx.defaults.direct import Direct
 from dsx.defaults.line import Line
 from dsx.defaults.swap import CHUNK, TAGS, Swap, sendable, sum_up
-from dsx.launch.distributed import let_go
+from dsx.launch.distributed import let_go, patience
 
 _LAST_TAG = TAGS << 29
 
@@ -38,12 +38,15 @@ class Collectives(Transport):
         self.rank, self.world = members.index(dist.get_rank()), len(members)
         self._gloo = device.type == "cpu"
         backend = "gloo" if self._gloo else None  # None: the default group's
-        self._groups: dict[str, Any] = {channel: dist.new_group(members, backend=backend) for channel in CHANNELS}
-        nobody = Direct([0] * self.world, everywhere=False)
-        self._direct = Direct.among(self.rank, self.world, self._gather_words) if self._gloo else nobody
+        limit = patience()
+        self._groups: dict[str, Any] = {name: dist.new_group(members, limit, backend) for name in CHANNELS}
+        self._direct = self._find(limit.total_seconds()) if self._gloo else Direct.nobody(self.world, CHANNELS)
         self._lines = {channel: Line() for channel in CHANNELS}
         self._host: Collectives | None = None
         self._tags: dict[str, count[int]] = {channel: count() for channel in CHANNELS}
+
+    def _find(self, patience_s: float) -> Direct:
+        return Direct.among(self.rank, self.world, self._gather_words, CHANNELS, patience_s)
 
     def _gather_words(self, words: Tensor) -> Tensor:
         """int64 [n] of each rank -> [world, n], before there is anything else to do it with."""
@@ -100,6 +103,7 @@ class Collectives(Transport):
             self._host.close()
         for line in self._lines.values():
             line.stop()
+        self._direct.close()
         groups = list(self._groups.values())
         self._groups.clear()
         for group in groups:
@@ -118,7 +122,10 @@ class Collectives(Transport):
         tag = self._tag(channel)
         if outs[self.rank].data_ptr() != ins[self.rank].data_ptr():
             outs[self.rank].copy_(ins[self.rank])
-        return Swap(self._groups[channel], self.rank, self._direct, tag, outs, ins)
+        return self._made(channel, tag, outs, ins)
+
+    def _made(self, channel: Channel, tag: int, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> Swap:
+        return Swap(self._groups[channel], self.rank, self._direct, self._direct.words[channel], tag, outs, ins)
 
     def _exchange(self, outs: Sequence[Tensor], ins: Sequence[Tensor], channel: Channel) -> Handle:
         swap = self._swap(outs, ins, channel)
@@ -150,7 +157,7 @@ class Collectives(Transport):
 
         def work() -> None:
             complete()
-            Swap(self._groups[channel], self.rank, self._direct, tag, slices, [mine] * self.world).complete()
+            self._made(channel, tag, slices, [mine] * self.world).complete()
 
         return self._finish(work, channel, first.reads)
 

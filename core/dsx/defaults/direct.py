@@ -6,10 +6,14 @@ import ctypes
 import os
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from socket import socket
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
+
+from dsx.defaults.words import Meeting, Words, close
 
 SMALLEST = 1 << 16
 """Bytes below which a message is as fast."""
@@ -27,26 +31,63 @@ class Direct:
     """Which ranks' memory this one can read, and reading it: `process_vm_readv(2)`.
 
     everywhere  whether every rank can read every other's
+    words       what those that read one another tell one another, by channel
     """
 
-    def __init__(self, pids: Sequence[int], everywhere: bool, smallest: int = SMALLEST) -> None:
-        self._pids, self.everywhere, self._smallest = pids, everywhere, smallest
+    def __init__(
+        self,
+        pids: Sequence[int],
+        everywhere: bool,
+        smallest: int = SMALLEST,
+        words: Mapping[str, Words] = MappingProxyType({}),
+    ) -> None:
+        self._pids, self.everywhere, self._smallest, self.words = pids, everywhere, smallest, words
 
     @staticmethod
-    def among(rank: int, world: int, gather: Callable[[Tensor], Tensor]) -> Direct:
+    def nobody(world: int, channels: Sequence[str]) -> Direct:
+        """No rank reads another."""
+        return Direct([0] * world, False, words={channel: Words({}, 0) for channel in channels})
+
+    @staticmethod
+    def among(
+        rank: int, world: int, gather: Callable[[Tensor], Tensor], channels: Sequence[str], timeout_s: float
+    ) -> Direct:
         """Find out by trying; entered by all ranks.
 
-        gather  int64 [n] of each rank -> [world, n]
+        gather     int64 [n] of each rank -> [world, n]
+        channels   each has its own words
+        timeout_s  seconds that a rank waits for another's words
         """
         word = torch.tensor([secrets.randbits(62)])
         allowed = _allow_reading()
-        words = [os.getpid() if allowed else 0, word.data_ptr(), int(word), SMALLEST]
+        meeting = Meeting(rank, world * len(channels)) if allowed else None
+        words = [os.getpid(), word.data_ptr(), int(word), SMALLEST, meeting.name] if meeting else [0, 0, 0, SMALLEST, 0]
         rows = gather(torch.tensor(words)).tolist()
-        found = [bool(pid) and allowed and _holds(pid, address, value) for pid, address, value, _ in rows]
+        found = [bool(pid) and allowed and _holds(pid, address, value) for pid, address, value, *_ in rows]
+        lines: dict[int, Sequence[socket]] = {}
+        for peer in range(rank + 1, world):
+            if meeting and found[peer] and (called := meeting.call(rows[peer][-1], len(channels))):
+                lines[peer] = called
+            else:
+                found[peer] = False
         reads = gather(torch.tensor([*found[:rank], True, *found[rank + 1 :]], dtype=torch.int64)).tolist()
+        if meeting:
+            lines |= meeting.take([peer for peer in range(rank) if reads[peer][rank]], len(channels))
+            meeting.close()
         both = [peer != rank and bool(reads[rank][peer] and reads[peer][rank]) for peer in range(world)]
+        for peer in [peer for peer in lines if not both[peer]]:
+            close(lines.pop(peer))
+        told = {
+            channel: Words({peer: each[at] for peer, each in lines.items()}, timeout_s)
+            for at, channel in enumerate(channels)
+        }
         pids = [row[0] if ok else 0 for row, ok in zip(rows, both, strict=True)]
-        return Direct(pids, all(all(row) for row in reads), max(row[3] for row in rows))
+        return Direct(pids, all(all(row) for row in reads), max(row[3] for row in rows), told)
+
+    def close(self) -> None:
+        """Nothing is read or told any more."""
+        for words in self.words.values():
+            words.close()
 
     def reaches(self, peer: int, tensor: Tensor) -> bool:
         """Whether a tensor of this size is read from `peer`, and by it; the answer is the same at both ends."""

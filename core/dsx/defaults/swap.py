@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dsx.contracts import at_least_fp32
 from dsx.defaults.direct import Direct
+from dsx.defaults.words import Words
 
 CHUNK = 1 << 18
 """Elements summed at a time: what is read stays in the cache."""
@@ -37,27 +38,23 @@ class Swap:
         group: dist.ProcessGroup,
         rank: int,
         direct: Direct,
+        words: Words,
         tag: int,
         outs: Sequence[Tensor],
         ins: Sequence[Tensor],
     ) -> None:
-        self._group, self._direct, self._tag = group, direct, tag
+        self._group, self._direct, self._words, self._tag = group, direct, words, tag
         self._outs = outs = [sendable(tensor) for tensor in outs]
         self._ins = [sendable(tensor.contiguous()) for tensor in ins]
         world = len(outs)
         others = [(rank + step) % world for step in range(1, world)]
         self._readers = [peer for peer in others if direct.reaches(peer, self._ins[peer])]
         self._read = [peer for peer in reversed(others) if direct.reaches(peer, outs[peer])]
-        self._places = {peer: torch.empty(1, dtype=torch.int64) for peer in self._read}
-        self._told = {peer: torch.tensor([self._ins[peer].data_ptr()]) for peer in self._readers}
-        self._thanks = {peer: torch.empty(1, dtype=torch.int8) for peer in self._readers}
         sent = [peer for peer in others if peer not in self._readers]
         came = [peer for peer in reversed(others) if peer not in self._read]
         self._came = [self._receive(outs[peer], peer, 0) for peer in came]
-        self._told_works = {peer: self._receive(self._places[peer], peer, 1) for peer in self._read}
-        self._sent = [self._receive(self._thanks[peer], peer, 2) for peer in self._readers]
-        self._sent += [self._send(self._ins[peer], peer, 0) for peer in sent]
-        self._sent += [self._send(self._told[peer], peer, 1) for peer in self._readers]
+        self._sent = [self._send(self._ins[peer], peer, 0) for peer in sent]
+        self._untold = [peer for peer in self._readers if not self._tell(peer, wait=False)]
 
     @property
     def reads(self) -> bool:
@@ -69,20 +66,26 @@ class Swap:
 
         take  instead of reading into `outs`: address of the tensor by rank that is read from -> anything
         """
+        for peer in self._untold:
+            self._tell(peer, wait=True)
         for work in self._came:
             work.wait()
-        addresses = {}
-        for peer, work in self._told_works.items():
-            work.wait()
-            addresses[peer] = int(self._places[peer])
+        addresses = {peer: self._words.hear(peer, self._tag + 1) for peer in self._read}
         if take is None:
             for peer, address in addresses.items():
                 self._direct.read(peer, address, self._outs[peer])
         else:
             take(addresses)
-        thanks = torch.zeros(1, dtype=torch.int8)
-        for work in [*self._sent, *(self._send(thanks, peer, 2) for peer in addresses)]:
+        for peer in addresses:
+            self._words.tell(peer, self._tag + 2, 0)
+        for peer in self._readers:
+            self._words.hear(peer, self._tag + 2)
+        for work in self._sent:
             work.wait()
+
+    def _tell(self, peer: int, wait: bool) -> bool:
+        """Where to read; whether it was told."""
+        return self._words.tell(peer, self._tag + 1, self._ins[peer].data_ptr(), wait=wait)
 
     def _receive(self, tensor: Tensor, peer: int, kind: int) -> Any:
         return dist.irecv(tensor, group=self._group, tag=self._tag + kind, group_src=peer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from datetime import timedelta
 from threading import Thread
 from typing import Any
@@ -66,6 +67,16 @@ def leave(ranks: Ranks) -> None:
     """Destroy the process group if `join` made it and it is still there."""
     if ranks.owned and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def patience() -> timedelta:
+    """How long a collective of the default group may take; a group made beside it does not take this over by itself."""
+    group: Any = dist.group.WORLD
+    for device in ("cpu", "cuda"):
+        with suppress(RuntimeError, AttributeError):
+            limit: timedelta = group._get_backend(torch.device(device)).options._timeout
+            return limit
+    return dist.default_pg_timeout
 
 
 def let_go(groups: list[Any]) -> None:
