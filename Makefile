@@ -1,10 +1,12 @@
 # Every target makes the virtual environment it needs, once, and again when what is to be installed changes.
 #   make quickstart                     PYTHON=python3.12 chooses another interpreter
 #   make test ARGS="-k manifest"        ARGS goes to pytest
+#   make test WORKERS=4                 files of tests at once; each takes about 2 GB, with its pool of ranks
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+WORKERS ?= 2
 BIN := $(VENV)/bin
 INPUTS := pyproject.toml setup.py constraints.txt \
   $(wildcard $(foreach place,* */*,kernels/dsx_kernels/$(place).h kernels/dsx_kernels/$(place).cpp))
@@ -21,7 +23,7 @@ quickstart: $(VENV)/.ready ## install, then train a small GPT on Python's own so
 	@printf '\nThe command dsx is in %s/bin; to have it at hand:  . %s/bin/activate\n' '$(VENV)' '$(VENV)'
 
 test: $(VENV)/.ready-test ## run the test suite
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.ready-lint ## ruff
 	$(BIN)/ruff check .
