@@ -24,14 +24,14 @@ def ddp(model: nn.Module, case: Case, *, views: bool = False) -> Trainer:
     """
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=views)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=RATE, fused=True)
-    return Trainer(partial(_step, wrapped, optimizer, wrapped.no_sync, _autocast(case)))
+    return Trainer(partial(_step, wrapped, optimizer, wrapped.no_sync, autocast(case)))
 
 
 def zero_redundancy(model: nn.Module, case: Case) -> Trainer:
     """DistributedDataParallel with its optimizer's states spread over ranks."""
     wrapped = DistributedDataParallel(model)
     optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.AdamW, lr=RATE, fused=True)
-    return Trainer(partial(_step, wrapped, optimizer, wrapped.no_sync, _autocast(case)))
+    return Trainer(partial(_step, wrapped, optimizer, wrapped.no_sync, autocast(case)))
 
 
 def fsdp2(model: nn.Module, case: Case, *, reshard: bool) -> Trainer:
@@ -48,7 +48,8 @@ def fsdp2(model: nn.Module, case: Case, *, reshard: bool) -> Trainer:
     return Trainer(partial(_step, model, optimizer, nullcontext, nullcontext))
 
 
-def _autocast(case: Case) -> Callable[[], AbstractContextManager[object]]:
+def autocast(case: Case) -> Callable[[], AbstractContextManager[object]]:
+    """Makes contexts of the precision of DDP's forward: bf16 by autocast, or as it is."""
     return partial(torch.autocast, "cpu", torch.bfloat16, enabled=case.dtype == "bf16")
 
 
