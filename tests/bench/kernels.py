@@ -2,14 +2,15 @@
 
     python tests/bench/kernels.py [--sizes 1e5,1e7,1e8] [--rounds 15] [--threads 2] [--peers-python PATH] [--json OUT]
 
-All ways of an operation take turns, round by round, on the same tensors, and the memory bound is measured in the same
-rounds: a tensor of as many bytes as the operation moves is read and written in place (`squares`: read). Bytes moved are
-those read and written, and those of lines that are fetched only to be written whole.
+All ways of an operation take turns, round by round, on the same tensors. The memory bound is measured in the same
+rounds: as many bytes as the operation writes are read and written in place, and as many as it reads besides are read.
+Lines that are fetched only to be written whole are not counted, since they need not be. All tensors ask for huge pages,
+as dsx's buffers do: with small ones rates depend on where these happen to lie.
 
 ms        the least of the rounds, since what else the machine does only ever adds; CPU time with --threads 1
-GB/s      bytes moved in that time
-of bound  the memory bound's time, divided by it
-times     how many times as long as dsx's it is
+GB/s      bytes read and written in that time
+of bound  the memory bound's time, divided by a way's: the median of the rounds
+times     how many times as long as dsx's it is: the median of the rounds
 
 DeepSpeed is left out unless --peers-python names an interpreter that has it; it runs there, alone, with a memory bound
 of its own, and is compared by what each takes of its bound.
@@ -19,7 +20,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
+import statistics
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +35,8 @@ Way = Callable[[], object]
 
 NUMBERS: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 BOUND = "memory bound"
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+"""torch reads it at its first allocation."""
 
 
 def rounds_of(ways: Mapping[str, Way], rounds: int) -> dict[str, list[float]]:
@@ -48,10 +53,10 @@ def rounds_of(ways: Mapping[str, Way], rounds: int) -> dict[str, list[float]]:
     return times
 
 
-def bound(moved: int, write: bool) -> Way:
-    """Reads `moved` bytes, or half of them, and then writes these."""
-    tensor = torch.zeros(moved // (8 if write else 4))
-    return (lambda: tensor.add_(1e-9)) if write else (lambda: tensor.sum())
+def bound(read: int, written: int) -> Way:
+    """Reads so many bytes, and writes so many of them back."""
+    target, source = torch.zeros(written // 4), torch.zeros(max(0, read - written) // 4)
+    return lambda: (target.add_(1e-9), source.sum())
 
 
 class Tensors:
@@ -95,8 +100,8 @@ class Tensors:
         return optimizer.step
 
 
-def operations(tensors: Tensors) -> dict[str, tuple[float, dict[str, Way]]]:
-    """By name: bytes moved for each element, and the ways; dsx's is the first."""
+def operations(tensors: Tensors) -> dict[str, tuple[float, float, dict[str, Way]]]:
+    """By name: bytes read and written for each element, and the ways; dsx's is the first."""
     from dsx_kernels.accumulate import accumulate
     from dsx_kernels.adamw import adamw
     from dsx_kernels.cast import cast
@@ -113,44 +118,44 @@ def operations(tensors: Tensors) -> dict[str, tuple[float, dict[str, Way]]]:
     weights.grad = t.gradient
     fused_sgd = torch.optim.SGD([weights], fused=True, **momentum)
     return {
-        "adamw fp32": (28, {
+        "adamw fp32": (16, 12, {
             "dsx": lambda: adamw(t.gradient, t.master, t.mean, t.square, **update),
             "torch fused": lambda: t.fused(t.gradient),
             "torch foreach": t.foreach(),
         }),
-        "adamw bf16 in, bf16 out": (30, {
+        "adamw bf16 in, bf16 out": (14, 14, {
             "dsx": lambda: adamw(t.half, t.master, t.mean, t.square, param=t.param, **update),
             "torch fused": t.fused_mixed,
         }),
-        "sgd fp32, momentum": (20, {
+        "sgd fp32, momentum": (12, 8, {
             "dsx": lambda: sgd(t.gradient, t.master, t.mean, step=2, **momentum),
             "torch fused": fused_sgd.step,
         }),
-        "cast fp32 to bf16": (8, {
+        "cast fp32 to bf16": (4, 2, {
             "dsx": lambda: cast(t.gradient, t.param),
             "torch copy_": lambda: t.param.copy_(t.gradient),
         }),
-        "cast bf16 to fp32": (10, {
+        "cast bf16 to fp32": (2, 4, {
             "dsx": lambda: cast(t.half, t.wide),
             "torch copy_": lambda: t.wide.copy_(t.half),
         }),
-        "accumulate bf16 into fp32": (10, {
+        "accumulate bf16 into fp32": (6, 4, {
             "dsx": lambda: accumulate(t.wide, t.half, 0.5),
             "torch add_": lambda: t.wide.add_(t.half, alpha=0.5),
         }),
-        "signs fp32": (12.2, {
+        "signs fp32": (8, 4.13, {
             "dsx": lambda: signs(t.gradient, t.left, t.counts, t.bits[0], t.scales[0]),
             "torch operations": t.signs,
         }),
-        "signs_mean of 1 rank": (8.1, {"dsx": lambda: signs_mean(t.bits[:1], t.scales[:1], t.counts, t.wide)}),
-        "signs_mean of 2 ranks": (8.3, {"dsx": lambda: signs_mean(t.bits, t.scales, t.counts, t.wide)}),
-        "momentum fp32, with a factor": (16, {"dsx": lambda: average(t.mean, t.gradient, t.square, beta=0.9)}),
-        "squares fp32": (4, {
+        "signs_mean of 1 rank": (0.13, 4, {"dsx": lambda: signs_mean(t.bits[:1], t.scales[:1], t.counts, t.wide)}),
+        "signs_mean of 2 ranks": (0.26, 4, {"dsx": lambda: signs_mean(t.bits, t.scales, t.counts, t.wide)}),
+        "momentum fp32, with a factor": (12, 4, {"dsx": lambda: average(t.mean, t.gradient, t.square, beta=0.9)}),
+        "squares fp32": (4, 0, {
             "dsx": lambda: squares(t.gradient),
             "torch norm": lambda: torch.linalg.vector_norm(t.gradient),
             "torch isfinite().all() and norm": lambda: (t.gradient.isfinite().all(), t.gradient.norm()),
         }),
-        "squares bf16": (2, {
+        "squares bf16": (2, 0, {
             "dsx": lambda: squares(t.half),
             "torch norm": lambda: torch.linalg.vector_norm(t.half),
             "torch isfinite().all() and norm": lambda: (t.half.isfinite().all(), t.half.norm()),
@@ -161,34 +166,35 @@ def operations(tensors: Tensors) -> dict[str, tuple[float, dict[str, Way]]]:
 def measure(count: int, rounds: int) -> list[dict[str, Any]]:
     """One record for each way of each operation."""
     records = []
-    for operation, (each, ways) in operations(Tensors(count)).items():
-        moved = round(each * count)
-        times = rounds_of({**ways, BOUND: bound(moved, write=not operation.startswith("squares"))}, rounds)
-        for way in times:
-            records.append(record(operation, way, count, moved, times[way], times[BOUND], times["dsx"]))
+    for operation, (read, written, ways) in operations(Tensors(count)).items():
+        records += compare(operation, ways, count, round(read * count), round(written * count), rounds)
     return records
 
 
-def record(
-    operation: str,
-    way: str,
-    count: int,
-    moved: int,
-    times: Sequence[float],
-    bounds: Sequence[float],
-    own: Sequence[float],
-) -> dict[str, Any]:
-    """What the least of the rounds say."""
-    least = min(times)
-    return {
-        "operation": operation,
-        "way": way,
-        "elements": count,
-        "ms": least * 1e3,
-        "gbs": moved / least / 1e9,
-        "of_bound": min(bounds) / least,
-        "times": least / min(own) if own else None,
-    }
+def compare(
+    operation: str, ways: Mapping[str, Way], count: int, read: int, written: int, rounds: int
+) -> list[dict[str, Any]]:
+    """A record for each way and one for the bound; the first way is what the others are held against."""
+    times = rounds_of({**ways, BOUND: bound(read, written)}, rounds)
+    own = times[next(iter(ways))]
+    return [
+        {
+            "operation": operation,
+            "way": way,
+            "elements": count,
+            "ms": min(took) * 1e3,
+            "gbs": (read + written) / min(took) / 1e9,
+            "of_bound": ratio(times[BOUND], took),
+            "times": ratio(took, own),
+            "huge": huge(),
+        }
+        for way, took in times.items()
+    ]
+
+
+def ratio(times: Sequence[float], others: Sequence[float]) -> float:
+    """The median over the rounds."""
+    return statistics.median(one / other for one, other in zip(times, others, strict=True))
 
 
 def deepspeed(count: int, rounds: int) -> list[dict[str, Any]]:
@@ -206,10 +212,12 @@ def deepspeed(count: int, rounds: int) -> list[dict[str, Any]]:
         param.copy_(weights.data)
 
     records = []
-    for operation, each, way in (("adamw fp32", 28, optimizer.step), ("adamw bf16 in, bf16 out", 30, mixed)):
-        times = rounds_of({"DeepSpeedCPUAdam": way, BOUND: bound(each * count, write=True)}, rounds)
-        taken = times["DeepSpeedCPUAdam"]
-        records.append(record(operation, "DeepSpeedCPUAdam", count, each * count, taken, times[BOUND], []))
+    for operation, read, written, way in (
+        ("adamw fp32", 16, 12, optimizer.step),
+        ("adamw bf16 in, bf16 out", 14, 14, mixed),
+    ):
+        found, _ = compare(operation, {"DeepSpeedCPUAdam": way}, count, read * count, written * count, rounds)
+        records.append({**found, "times": None})
     return records
 
 
@@ -219,6 +227,16 @@ def of_peer(python: str, count: int, choices: argparse.Namespace) -> list[dict[s
     done = subprocess.run([*command, "--threads", str(choices.threads)], stdout=subprocess.PIPE, text=True, check=True)
     found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def huge() -> float:
+    """The share of the process's own memory that lies in huge pages; 0 where the system does not say."""
+    try:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith("kB")}
+    return sizes.get("AnonHugePages", 0) / max(1, sizes.get("Anonymous", 0))
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
@@ -244,6 +262,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--deepspeed", action="store_true", help=argparse.SUPPRESS)
     choices = parser.parse_args()
+    os.environ[HUGE_PAGES] = "1"
     torch.set_num_threads(choices.threads)
     if choices.deepspeed:
         print(json.dumps([record for count in choices.sizes for record in deepspeed(count, choices.rounds)]))
@@ -255,7 +274,9 @@ def main() -> None:
         records += measure(count, choices.rounds)
         records += of_peer(choices.peers_python, count, choices) if choices.peers_python else []
     records.sort(key=lambda row: (row["elements"], row["operation"]))
-    print(f"{platform.processor() or platform.machine()}, {library.instructions()}, {choices.threads} threads\n")
+    machine = platform.processor() or platform.machine()
+    pages = f"{min(row['huge'] for row in records):.0%} of memory in huge pages"
+    print(f"{machine}, {library.instructions()}, {choices.threads} threads, {pages}\n")
     print(table(records))
     if choices.json:
         choices.json.write_text(json.dumps(records))
