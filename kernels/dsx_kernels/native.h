@@ -101,6 +101,28 @@ inline void narrow(const float* from, f16* to, int64_t count) {
     for (int64_t at = done; at < count; at++) to[at] = narrow<f16>(from[at]);
 }
 
+// ---- stores past the caches ---------------------------------------------------------------------------------------
+
+// Copies to lines of 64 bytes, which are written whole and so need not be fetched first: `to` starts a line. What is
+// left of the last one goes the usual way.
+inline void stream(const void* from, void* to, int64_t bytes) {
+    int64_t at = 0;
+#ifdef DSX_X86
+    const __m128i* in = static_cast<const __m128i*>(from);
+    __m128i* out = static_cast<__m128i*>(to);
+    for (; at + 64 <= bytes; at += 64)
+        for (int part = 0; part < 4; part++) _mm_stream_si128(out++, _mm_loadu_si128(in++));
+#endif
+    std::memcpy(static_cast<char*>(to) + at, static_cast<const char*>(from) + at, bytes - at);
+}
+
+// Puts what this thread has streamed before whatever it writes next, as others see it.
+inline void settle() {
+#ifdef DSX_X86
+    _mm_sfence();
+#endif
+}
+
 // ---- loops --------------------------------------------------------------------------------------------------------
 
 template <class Body> void run(const Body& body, int64_t begin, int64_t end) {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib import import_module
-from itertools import chain
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ if reason := library.missing():
     pytest.skip(f"no native library here: {reason}", allow_module_level=True)
 
 LEVELS = library.LEVELS[: library.LEVELS.index(library.best()) + 1]
-CASES = list(chain.from_iterable(TABLE.values()))
+CASES = list(itertools.chain.from_iterable(TABLE.values()))
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +83,49 @@ def test_a_blocks_bits_do_not_depend_on_the_cut(operation: str) -> None:
                 parts[name] = tensor[..., start * each : stop * each]
             call(function, case, parts)
         assert_same({name: tensors[name] for name in whole}, whole, f"{case} in pieces")
+
+
+LARGE = (8 << 20) + 67
+"""Elements of tensors that no cache holds: what is only written then goes past the caches."""
+
+
+@pytest.mark.parametrize("offset", [0, 1], ids=["aligned", "not aligned"])
+@pytest.mark.parametrize(("source", "target"), [(F32, BF16), (BF16, F32), (F32, F16), (F32, F32), (F64, F32)])
+def test_what_goes_past_the_caches_is_all_there(source: torch.dtype, target: torch.dtype, offset: int) -> None:
+    values = torch.arange(LARGE, dtype=torch.int32).remainder_(8191).to(source)
+    found = torch.empty(LARGE + offset + 1, dtype=target)
+    for way in ways():
+        found.fill_(-1)
+        native("cast")(values, found[offset : offset + LARGE])
+        assert torch.equal(found[offset : offset + LARGE], values.to(target)), way
+        assert found[offset + LARGE :].eq(-1).all() and found[:offset].eq(-1).all(), f"{way}: wrote outside"
+
+
+@pytest.mark.parametrize(("operation", "size"), [("adamw", LARGE // 4), ("sgd", LARGE // 2)])
+def test_a_parameter_past_the_caches_is_the_rounded_weights(operation: str, size: int) -> None:
+    case = next(case for case in TABLE[operation] if case.tensors["param"] == BF16 and case.size == 4095)
+    tensors = replace(case, size=size).make()
+    for way in ways():
+        tensors["param"].zero_()
+        call(native(operation), case, tensors)
+        assert same_bits(tensors["param"], tensors["master"].to(BF16)), way
+
+
+@pytest.mark.parametrize("out", [F32, BF16])
+def test_a_mean_past_the_caches_is_that_of_its_blocks(out: torch.dtype) -> None:
+    blocks = LARGE * 4 // out.itemsize // 1024
+    words = torch.arange(2 * blocks * 32, dtype=torch.int32).mul_(2654435761 - (1 << 32)).view(2, -1)
+    scales = torch.linspace(0.1, 1.0, 2 * blocks).view(2, -1)
+    counts = torch.full((blocks,), 1024, dtype=torch.int32)
+    counts[-1] = 1000
+    function, edges = native("signs_mean"), (0, blocks // 3, blocks // 2, blocks)
+    whole, parts = torch.zeros(blocks * 1024, dtype=out), torch.zeros(blocks * 1024, dtype=out)
+    for way in ways():
+        function(words, scales, counts, whole)
+        for start, stop in itertools.pairwise(edges):
+            lanes, place = slice(start * 32, stop * 32), slice(start * 1024, stop * 1024)
+            function(words[:, lanes], scales[:, start:stop], counts[start:stop], parts[place])
+        assert torch.equal(whole, parts), way
 
 
 def pieces(size: int) -> Iterator[tuple[int, int]]:

@@ -8,9 +8,10 @@ using namespace dsx;
 template <class W> struct Accumulate {
     Slice into, source;
     W scale;
+    static constexpr int64_t STEP = BLOCK;
 
     DSX_INLINE void block(int64_t at, int64_t count) const {
-        alignas(64) W room[2][BLOCK];
+        alignas(64) W room[2][STEP];
         W* sum = read(into, at, count, room[0]);
         const W* more = read(source, at, count, room[1]);
         DSX_INDEPENDENT

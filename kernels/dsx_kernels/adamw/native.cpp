@@ -7,11 +7,13 @@ namespace {
 using namespace dsx;
 
 template <class W, bool AMSGRAD> struct AdamW {
-    Slice gradient, master, exp_avg, exp_avg_sq, max_exp_avg_sq, param;
+    Slice gradient, master, exp_avg, exp_avg_sq, max_exp_avg_sq;
+    Output param;
     AdamWNumbers<W> numbers;
+    static constexpr int64_t STEP = BLOCK / 4;
 
     DSX_INLINE void block(int64_t at, int64_t count) const {
-        alignas(64) W room[5][BLOCK];
+        alignas(64) W room[5][STEP];
         const AdamWNumbers<W> k = numbers;
         const W* g = read(gradient, at, count, room[0]);
         W* p = read(master, at, count, room[1]);
@@ -37,7 +39,7 @@ template <class W, bool AMSGRAD> struct AdamW {
 
 template <class W, bool AMSGRAD> void adamw(const Slice* s, const double* n, int64_t count, int32_t threads) {
     const AdamWNumbers<W> k{W(n[0]), W(n[1]), W(n[2]), W(n[3]), W(n[4]), W(n[5]), W(n[6]), W(n[7]), W(n[8])};
-    for_each_block(count, threads, AdamW<W, AMSGRAD>{s[0], s[1], s[2], s[3], s[4], s[5], k});
+    for_each_block(count, threads, AdamW<W, AMSGRAD>{s[0], s[1], s[2], s[3], s[4], output(s, 6, count), k});
 }
 
 }  // namespace

@@ -8,9 +8,10 @@ using namespace dsx;
 template <class W, bool FACTOR> struct Momentum {
     Slice mean, gradient, factor;
     W multiplier, limit, take;
+    static constexpr int64_t STEP = BLOCK;
 
     DSX_INLINE void block(int64_t at, int64_t count) const {
-        alignas(64) W room[3][BLOCK];
+        alignas(64) W room[3][STEP];
         W* m = read(mean, at, count, room[0]);
         const W* g = read(gradient, at, count, room[1]);
         const W* f = FACTOR ? read(factor, at, count, room[2]) : nullptr;

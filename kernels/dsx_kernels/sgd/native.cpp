@@ -9,11 +9,13 @@ using namespace dsx;
 enum Look : int32_t { PLAIN = 0, MOMENTUM = 1, NESTEROV = 2 };
 
 template <class W, Look LOOK> struct SGD {
-    Slice gradient, master, buffer, param;
+    Slice gradient, master, buffer;
+    Output param;
     SGDNumbers<W> numbers;
+    static constexpr int64_t STEP = BLOCK / 4;
 
     DSX_INLINE void block(int64_t at, int64_t count) const {
-        alignas(64) W room[3][BLOCK];
+        alignas(64) W room[3][STEP];
         const SGDNumbers<W> k = numbers;
         const W* g = read(gradient, at, count, room[0]);
         W* p = read(master, at, count, room[1]);
@@ -33,10 +35,11 @@ template <class W, Look LOOK> struct SGD {
 
 template <class W> void sgd(const Slice* s, const double* n, Look look, int64_t count, int32_t threads) {
     const SGDNumbers<W> k{W(n[0]), W(n[1]), W(n[2]), W(n[3]), W(n[4]), W(n[5]), W(n[6])};
+    const Output param = output(s, 4, count);
     switch (look) {
-    case PLAIN: return for_each_block(count, threads, SGD<W, PLAIN>{s[0], s[1], s[2], s[3], k});
-    case MOMENTUM: return for_each_block(count, threads, SGD<W, MOMENTUM>{s[0], s[1], s[2], s[3], k});
-    case NESTEROV: return for_each_block(count, threads, SGD<W, NESTEROV>{s[0], s[1], s[2], s[3], k});
+    case PLAIN: return for_each_block(count, threads, SGD<W, PLAIN>{s[0], s[1], s[2], param, k});
+    case MOMENTUM: return for_each_block(count, threads, SGD<W, MOMENTUM>{s[0], s[1], s[2], param, k});
+    case NESTEROV: return for_each_block(count, threads, SGD<W, NESTEROV>{s[0], s[1], s[2], param, k});
     }
 }
 

@@ -1,4 +1,4 @@
-// Signs with error feedback: a block is read twice, the second time from the cache.
+// Signs with error feedback: what a block adds up to lies where its error does until the scale is known.
 #include "../slices.h"
 
 namespace {
@@ -22,27 +22,28 @@ template <class W> DSX_INLINE W* target(const Slice& slice, int64_t at, int64_t 
     return here ? static_cast<W*>(slice.data) + at : buffer;
 }
 
-template <int BYTES> struct Vectors {
-    typedef float Floats __attribute__((vector_size(BYTES), aligned(4)));
-    typedef uint32_t Words __attribute__((vector_size(BYTES), aligned(4)));
-    static constexpr int64_t WIDTH = BYTES / 4;
+template <class W, int BYTES> struct Vectors {
+    typedef W Floats __attribute__((vector_size(BYTES), aligned(sizeof(W))));
+    typedef typename std::conditional<sizeof(W) == 8, uint64_t, uint32_t>::type Bits;
+    typedef Bits Words __attribute__((vector_size(BYTES), aligned(sizeof(W))));
+    static constexpr int64_t WIDTH = BYTES / sizeof(W);
+    static constexpr Bits SIGN = Bits(1) << (8 * sizeof(W) - 1);
 };
 
 // Signs of a group's sums into words, and what is left of the sums.
 template <int BYTES> DSX_INLINE void pack(const float* sums, float scale, float* left, uint32_t* words) {
-    typedef typename Vectors<BYTES>::Floats Floats;
-    typedef typename Vectors<BYTES>::Words Words;
-    const uint32_t size = bit_cast<uint32_t>(scale);
-    for (int64_t lane = 0; lane < WORD; lane += Vectors<BYTES>::WIDTH) {
-        Words packed = {};
-#pragma GCC unroll 8
+    typedef Vectors<float, BYTES> V;
+    const typename V::Floats up = typename V::Floats{} + scale, down = -up;
+    for (int64_t lane = 0; lane < WORD; lane += V::WIDTH) {
+        typename V::Words packed = {};
+#pragma GCC unroll 32
         for (int64_t bit = 0; bit < WORD; bit++) {
-            Floats sum;
+            typename V::Floats sum;
             std::memcpy(&sum, sums + bit * WORD + lane, sizeof sum);
-            const Words below = (Words)(sum < 0.0f);
-            packed |= below & (1u << bit);
-            const Floats rest = sum - (Floats)((below & 0x80000000u) | size);
-            std::memcpy(left + bit * WORD + lane, &rest, sizeof rest);
+            const auto below = sum < 0.0f;
+            packed = below ? packed | (1u << bit) : packed;
+            sum += below ? up : down;
+            std::memcpy(left + bit * WORD + lane, &sum, sizeof sum);
         }
         std::memcpy(words + lane, &packed, sizeof packed);
     }
@@ -68,22 +69,30 @@ template <class W> struct Signs {
     uint32_t* bits;
     int64_t block;
 
-    // What a group adds up to, zeros after the first `count` elements; returns the sum of the absolute values.
-    DSX_INLINE double sums(int64_t at, int64_t count, W* out) const {
+    // What a group adds up to, zeros after the first `count` elements; returns the sum of the absolute values. `out`
+    // may be where the error rests.
+    template <int BYTES> DSX_INLINE double sums(int64_t at, int64_t count, W* out) const {
+        typedef Vectors<W, BYTES> V;
         alignas(64) W room[2][GROUP];
-        alignas(64) W lanes[LANES] = {};
         const W* v = read(value, at, count, room[0]);
         const W* e = read(error, at, count, room[1]);
         for (int64_t i = count; i < GROUP; i++) out[i] = 0;
+        typename V::Floats sizes[LANES / V::WIDTH] = {};  // in registers
         const int64_t whole = count / LANES * LANES;
         for (int64_t i = 0; i < whole; i += LANES) {
-            DSX_INDEPENDENT
-            for (int64_t lane = 0; lane < LANES; lane++) {
-                const W sum = v[i + lane] + e[i + lane];
-                out[i + lane] = sum;
-                lanes[lane] += std::abs(sum);
+#pragma GCC unroll 16
+            for (int64_t number = 0; number < LANES / V::WIDTH; number++) {
+                const int64_t here = i + number * V::WIDTH;
+                typename V::Floats sum, more;
+                std::memcpy(&sum, v + here, sizeof sum);
+                std::memcpy(&more, e + here, sizeof more);
+                sum += more;
+                std::memcpy(out + here, &sum, sizeof sum);
+                sizes[number] += (typename V::Floats)((typename V::Words)sum & ~V::SIGN);
             }
         }
+        alignas(64) W lanes[LANES];
+        std::memcpy(lanes, sizes, sizeof lanes);
         for (int64_t i = whole; i < count; i++) {
             out[i] = v[i] + e[i];
             lanes[i - whole] += std::abs(out[i]);
@@ -93,24 +102,26 @@ template <class W> struct Signs {
 
     template <int BYTES> DSX_INLINE void operator()(int64_t begin, int64_t end, Width<BYTES>) const {
         for (int64_t number = begin; number < end; number++) {
-            alignas(64) W total[GROUP], room[GROUP];
+            alignas(64) W room[GROUP];
             const int64_t start = number * block, counted = std::min<int64_t>(counts[number], block);
             double sum = 0;
-            for (int64_t at = 0; at < counted; at += GROUP)
-                sum += sums(start + at, std::min(GROUP, counted - at), total);
+            for (int64_t at = start; at < start + counted; at += GROUP) {
+                const int64_t count = std::min(GROUP, start + counted - at);
+                sum += sums<BYTES>(at, count, target(error, at, count, room));
+            }
             const W scale = W(sum / double(std::max<int64_t>(counted, 1)));
             scales[number] = scale;
-            for (int64_t at = 0; at < block; at += GROUP) {
-                uint32_t* words = bits + (start + at) / WORD;
-                const int64_t count = std::min(GROUP, counted - at);
+            for (int64_t at = start; at < start + block; at += GROUP) {
+                uint32_t* words = bits + at / WORD;
+                const int64_t count = std::min(GROUP, start + counted - at);
                 if (count <= 0) {
                     std::memset(words, 0, GROUP / 8);
                     continue;
                 }
-                if (block > GROUP) sums(start + at, count, total);
-                W* left = target(error, start + at, count, room);
-                pack<BYTES>(total, scale, left, words);
-                write(error, start + at, count, left);
+                W* total = target(error, at, count, room);
+                if (total == room && block > GROUP) sums<BYTES>(at, count, room);
+                pack<BYTES>(total, scale, total, words);
+                write(error, at, count, total);
             }
         }
     }
