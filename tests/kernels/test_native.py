@@ -114,8 +114,8 @@ def test_a_parameter_past_the_caches_is_the_rounded_weights(operation: str, size
 @pytest.mark.parametrize("out", [F32, BF16])
 def test_a_mean_past_the_caches_is_that_of_its_blocks(out: torch.dtype) -> None:
     blocks = LARGE * 4 // out.itemsize // 1024
-    words = torch.arange(2 * blocks * 32, dtype=torch.int32).mul_(2654435761 - (1 << 32)).view(2, -1)
-    scales = torch.linspace(0.1, 1.0, 2 * blocks).view(2, -1)
+    words = torch.arange(blocks * 32, dtype=torch.int32).mul_(2654435761 - (1 << 32)).view(1, -1)
+    scales = torch.linspace(0.1, 1.0, blocks).view(1, -1)
     counts = torch.full((blocks,), 1024, dtype=torch.int32)
     counts[-1] = 1000
     function, edges = native("signs_mean"), (0, blocks // 3, blocks // 2, blocks)

@@ -15,23 +15,26 @@ template <class W> struct Mean {
     int64_t ranks, words_apart, scales_apart, block;
 
     // The mean of a group whose scales are in block `number`.
-    template <int BYTES> DSX_INLINE void group(const uint32_t* words, int64_t number, float* means) const {
+    template <int BYTES> DSX_INLINE void group(const uint32_t* words, int64_t number, float* sums) const {
         typedef float Floats __attribute__((vector_size(BYTES), aligned(4)));
         typedef uint32_t Words __attribute__((vector_size(BYTES), aligned(4)));
         const float share = float(ranks), part = 1.0f / share;
         const bool exact = (ranks & (ranks - 1)) == 0;  // then a product has the bits of the quotient, in less time
-        for (int64_t lane = 0; lane < WORD; lane += BYTES / 4) {
+        for (int64_t rank = 0; rank < ranks; rank++) {
+            const uint32_t size = bit_cast<uint32_t>(scales[rank * scales_apart + number]);
+            const bool last = rank + 1 == ranks;
+            for (int64_t lane = 0; lane < WORD; lane += BYTES / 4) {
+                Words packed;
+                std::memcpy(&packed, words + rank * words_apart + lane, sizeof packed);
 #pragma GCC unroll 8
-            for (int64_t bit = 0; bit < WORD; bit++) {
-                Floats sum = {};
-                for (int64_t rank = 0; rank < ranks; rank++) {
-                    const uint32_t size = bit_cast<uint32_t>(scales[rank * scales_apart + number]);
-                    Words packed;
-                    std::memcpy(&packed, words + rank * words_apart + lane, sizeof packed);
-                    sum += (Floats)(((packed << (31 - bit)) & 0x80000000u) ^ size);
+                for (int64_t bit = 0; bit < WORD; bit++) {
+                    float* to = sums + bit * WORD + lane;
+                    Floats sum = {};
+                    if (rank > 0) std::memcpy(&sum, to, sizeof sum);
+                    sum += (Floats)(((packed >> bit) << 31) ^ size);
+                    if (last && ranks > 1) sum = exact ? sum * part : sum / share;
+                    std::memcpy(to, &sum, sizeof sum);
                 }
-                sum = exact ? sum * part : sum / share;
-                std::memcpy(means + bit * WORD + lane, &sum, sizeof sum);
             }
         }
     }
@@ -67,7 +70,8 @@ template <class W>
 void mean(const Slice* s, const int32_t* counts, const uint32_t* bits, const int64_t* n, int32_t threads) {
     const int64_t blocks = n[3], block = n[4], grain = std::max<int64_t>(1, GRAIN / block);
     const W* scales = static_cast<const W*>(s[0].data);
-    const Output out = output(s + 1, 1, blocks * block);
+    // The sums of several ranks are made where they stay: copying them from a buffer takes longer than fetching lines.
+    const Output out = n[0] == 1 ? output(s + 1, 1, blocks * block) : Output{s[1], false};
     for_each(blocks, threads, grain, Mean<W>{out, scales, counts, bits, n[0], n[1], n[2], block});
 }
 
