@@ -18,8 +18,7 @@ template <class W> struct Mean {
     template <int BYTES> DSX_INLINE void group(const uint32_t* words, int64_t number, float* sums) const {
         typedef float Floats __attribute__((vector_size(BYTES), aligned(4)));
         typedef uint32_t Words __attribute__((vector_size(BYTES), aligned(4)));
-        const float share = float(ranks), part = 1.0f / share;
-        const bool exact = (ranks & (ranks - 1)) == 0;  // then a product has the bits of the quotient, in less time
+        const float share = float(ranks);
         for (int64_t rank = 0; rank < ranks; rank++) {
             const uint32_t size = bit_cast<uint32_t>(scales[rank * scales_apart + number]);
             const bool last = rank + 1 == ranks;
@@ -32,7 +31,7 @@ template <class W> struct Mean {
                     Floats sum = {};
                     if (rank > 0) std::memcpy(&sum, to, sizeof sum);
                     sum += (Floats)(((packed >> bit) << 31) ^ size);
-                    if (last && ranks > 1) sum = exact ? sum * part : sum / share;
+                    if (last && ranks > 1) sum /= share;
                     std::memcpy(to, &sum, sizeof sum);
                 }
             }
