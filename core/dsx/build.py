@@ -185,7 +185,7 @@ def _create_states(ctx: Context, flat: Flat, shard: Shard, exact: torch.Tensor) 
     steps."""
     master = ctx.dtypes.master(flat.dtype, flat.source)
     lossy = "publish" in ctx.transport.lossy and ctx.layout.target(shard) is not None
-    if master != flat.dtype or lossy:
+    if master != flat.dtype or lossy or ctx.rule.apart:
         ctx.store.create(flat.key, "master", exact[shard.start : shard.stop].to(master, copy=True))
     for state in ctx.rule.states:
         size, dtype = _size(ctx, state, flat, shard), state.dtype or master

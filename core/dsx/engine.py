@@ -20,6 +20,7 @@ from dsx.program import Program
 from dsx.released import explained
 from dsx.roll_call import ROLL_CALL_S, roll_call
 from dsx.saved import noting_saved
+from dsx.settled import Settled
 from dsx.units import plain
 from dsx.vote import Outcome, vote
 
@@ -33,6 +34,7 @@ class Engine:
 
     model    the module that was given; its parameters are views of flat buffers now
     program  the parts
+    settled  `with engine.settled():` shows the weights that all ranks have in common, to evaluate: `Settled`
     words    numbers to be summed over ranks with each update's vote, by name, such as a wish to stop; the same names on
              every rank. The sums are in the report
     steps    updates made
@@ -59,6 +61,7 @@ class Engine:
         self._loss: Tensor | None = None
         self._sync, self._uneven, self._depth, self._begun = True, False, 0, False
         self._held = ExitStack()
+        self.settled = Settled(program)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward, with the run's precision."""
@@ -262,12 +265,12 @@ class Engine:
             self._between_updates(what)
         if not self._uneven:
             roll_call(self.program.transport, what, timeout_s, content=wanted)
-        if self._begun:
-            self.program.layout.settle()  # what has begun goes on with the weights it began with
-        else:
-            self.quiesce()
         named = dict(plain(self.model).named_parameters())
         with ExitStack() as stack:
+            if self._begun:
+                self.program.layout.settle()  # what has begun goes on with the weights it began with
+            else:
+                stack.enter_context(self.settled(show=not self._depth))
             stack.enter_context(self.program.layout.gathered(wanted, modify))
             with noting_saved(named[name] for name in wanted) as saved:
                 yield

@@ -13,7 +13,7 @@ from torch import Tensor
 from dsx.checkpoint.description import firsts, persistent_buffers
 from dsx.checkpoint.lent import Loans, Values, of_state
 from dsx.checkpoint.slices import Slice
-from dsx.contracts import Flat, Segment, Shard, State, Walk, grid
+from dsx.contracts import Flat, Segment, Shard, State, grid
 from dsx.engine import Engine
 
 
@@ -138,14 +138,6 @@ class Content:
             return 1, flat.segments
         block = self._engine.program.rule.block
         return block, grid(flat, block)
-
-    def restored(self) -> None:
-        """Derive the parameters from the weights that were read, and bring them to whoever needs them."""
-        rule, nothing = self._engine.program.rule, torch.empty(0)
-        Walk(rule, self._layout, self._store).sweep(
-            lambda piece, states: rule.derive(states["param"], states), self._layout.publish, gradient=lambda _: nothing
-        )
-        self._layout.settle()
 
     def buffers(self) -> dict[str, Tensor]:
         """Persistent buffers; they are local, and rank 0's are the ones saved."""

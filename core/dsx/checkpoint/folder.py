@@ -144,8 +144,8 @@ def load(engine: Engine, path: Path, timeout_s: float = ROLL_CALL_S) -> Loaded:
         read_means(plan.means, path, transport, device)
     finally:
         content.give_back(changed=True)
-    content.restored()
     restore_numbers(engine, info["engine"])
+    engine.settled.derive()
     prefix = f"rank/{transport.rank}/"
     local = {key.removeprefix(prefix): tensor for key, tensor in plan.local.items()}
     states = {key.removeprefix("generator/"): tensor for key, tensor in local.items() if key.startswith("generator/")}

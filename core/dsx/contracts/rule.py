@@ -22,6 +22,8 @@ class Rule:
     whole         a parameter is never split between pieces
     sums          numbers for each parameter that `update` needs summed over all of it; they cost a sweep of their own
     communicates  exchanges on channel `rule`; then it gets whole shards in the fixed order
+    apart         between updates ranks' live parameters may be others than the weights, which are kept beside them as
+                  `master` in any dtype; `derive` makes the former from the latter and the rule's states
     hyper         base hyperparameters; groups may change them, schedules multiply them
 
     The gradient is read as `clamp(grad * multiplier, ± clip_value)`, and is the rule's to overwrite in its last read.
@@ -34,6 +36,7 @@ class Rule:
     whole: bool = False
     sums: int = 0
     communicates: bool = False
+    apart: bool = False
     hyper: Hyper = Hyper()
 
     def scope(self, step: int) -> Scope:
@@ -64,7 +67,10 @@ class Rule:
         raise NotImplementedError
 
     def derive(self, param: Tensor, states: Mapping[str, Tensor]) -> None:
-        """Write a shard's parameter from its weights, `master`, and its other states: a checkpoint has no parameter."""
+        """Write a shard's parameter from its weights, `master`, and its other states: a checkpoint has no parameter.
+
+        After `load`.
+        """
         param.copy_(states["master"])
 
     def state(self) -> Mapping[str, Any]:

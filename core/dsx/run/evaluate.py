@@ -28,7 +28,7 @@ def evaluate(
     total = torch.zeros(2, dtype=torch.float64, device=device)
     training = model.training
     model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), engine.settled():
         for first in range(0, count, stride):
             begin = first + transport.rank * micro
             indices = [index for index in range(begin, begin + micro) if index < count]

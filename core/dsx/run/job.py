@@ -230,7 +230,7 @@ class _Training:
         if show is None:
             return ""
         self.engine.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self.engine.settled():
             return str(show(self.engine.model))
 
 
