@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsx.contracts import Flat, Job, Piece, Transport
+from dsx.contracts import Flat, Hyper, Job, Piece, Transport
 
 STABLE = 0.96
 """Of the variance's L1 norm, what it must have been a window earlier to count as settled (Tang et al. 2021, §7.1)."""
@@ -132,6 +132,37 @@ def settle(
             second.clamp_(min=floor * typical).sqrt_().add_(hyper.eps).reciprocal_()
         if scaled:
             first.mul_(second)
+
+
+def factors(
+    flat: Flat,
+    variance: Tensor,
+    looks: Mapping[str, int],
+    hypers: Mapping[str, Hyper],
+    *,
+    floor: float,
+    fallback: float,
+    out: Tensor,
+) -> Tensor:
+    """1 / (root of the variance without its bias, floored as in `settle`, + eps) of each element, where it is whole.
+
+    variance  [size], as many gradients of each parameter in it as `looks` says
+    out       [size], written within parameters; 0 where nothing is known
+    returns   [parameters of the flat one], the least variance of each
+    """
+    floors = torch.zeros(len(flat.segments), dtype=variance.dtype, device=variance.device)
+    for number, segment in enumerate(flat.segments):
+        if segment.start == segment.stop:
+            continue
+        hyper, part = hypers[segment.group], out[segment.start : segment.stop]
+        bias = 1 - hyper.betas[1] ** looks[segment.name] if looks[segment.name] else 1.0
+        torch.div(variance[segment.start : segment.stop], bias, out=part)
+        typical = part.mean(dtype=torch.float64)
+        typical = torch.where(typical > 0, typical, fallback)
+        floors[number] = floor * typical
+        part.clamp_(min=floors[number]).sqrt_().add_(hyper.eps).reciprocal_()
+        part.masked_fill_(typical <= 0, 0)
+    return floors
 
 
 def _means(piece: Piece, variance: Tensor, job: Job, transport: Transport) -> Sequence[float]:

@@ -78,6 +78,29 @@ def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=3e-3, betas=(0.8, 0.95), weight_decay=0.1, fused=True)
 
 
+class Lamb(torch.optim.Optimizer):
+    """LAMB as its paper has it (You et al. 2020, algorithm 2)."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 3e-3})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        (group,) = self.param_groups
+        for weight in group["params"]:
+            if weight.grad is None:
+                continue
+            state = self.state[weight]
+            number = state["number"] = state.get("number", 0) + 1
+            for name, beta, value in (("mean", 0.8, weight.grad), ("variance", 0.95, weight.grad.square())):
+                state[name] = beta * state.get(name, 0) + (1 - beta) * value
+            mean, variance = state["mean"] / (1 - 0.8**number), state["variance"] / (1 - 0.95**number)
+            step = mean / (variance.sqrt() + 1e-8) + 0.1 * weight
+            norms = float(weight.norm()), float(step.norm())
+            size = min(max(norms[0] / norms[1], 0.01), 10.0) if min(norms) > 0 else 1.0
+            weight.sub_(group["lr"] * size * step)
+
+
 def _sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
 
@@ -94,6 +117,18 @@ RECIPES: Mapping[str, Recipe] = {
         optimizer=_adamw,
         lacks=("zero2", "zero3"),
     ),  # before its freeze; after it, it is held against its paper in tests/plugins/test_onebit.py
+    "onebit_lamb": Recipe(
+        "optimize",
+        {"lr": 3e-3, "betas": [0.8, 0.95], "weight_decay": 0.1},
+        optimizer=Lamb,
+        lacks=("zero1", "zero2", "zero3"),
+    ),  # before its freeze too
+    "zero_one_adam": Recipe(
+        "optimize",
+        {"lr": 3e-3, "betas": [0.8, 0.95], "weight_decay": 0.1},
+        optimizer=_adamw,
+        lacks=("zero1", "zero2", "zero3"),
+    ),  # while it looks at the variance in every update
     "sgd": Recipe("optimize", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}, optimizer=_sgd),
     "torch_optimizer": Recipe(
         "optimize", {"name": "RMSprop", "arguments": {"lr": 1e-3, "alpha": 0.9}}, optimizer=_rmsprop
@@ -110,7 +145,7 @@ RECIPES: Mapping[str, Recipe] = {
     "zero3": Recipe("partition", layout=True),
     "cpu_offload": Recipe("partition", {"limit_bytes": 25_000}),
     "nvme_offload": Recipe("partition", {"path": str(FOLDER)}),
-    "delayed_update": Recipe("optimize", {"after": 1}, delayed=2, lacks=("onebit_adam",)),
+    "delayed_update": Recipe("optimize", {"after": 1}, delayed=2, lacks=("onebit_adam", "onebit_lamb", "zero_one_adam")),
     "sliding_window": _pattern("sliding_window", alike=None, window=3),
     "dense": _pattern("dense"),
     "local_blocks": _pattern("local_blocks"),

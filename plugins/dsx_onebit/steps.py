@@ -1,0 +1,75 @@
+"""What the rules have in common: Adam's own step, a gradient into a momentum, and room to work in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dsx.contracts import Job, Piece
+from dsx_kernels.adamw import adamw
+from dsx_kernels.momentum import momentum
+
+GROUP = 1024
+"""Blocks are multiples of it: how signs lie in words."""
+
+
+def check_block(block: int) -> None:
+    """Raise `ValueError` for a block of elements that signs cannot have one scale for."""
+    if block % GROUP:
+        raise ValueError(f"block = {block} is no multiple of {GROUP}: take {-(-block // GROUP) * GROUP}")
+
+
+def separate(states: Mapping[str, Tensor]) -> bool:
+    """Whether the live parameter is another tensor than the weights."""
+    return states["param"].data_ptr() != states["master"].data_ptr()
+
+
+def adam_step(piece: Piece, states: Mapping[str, Tensor], job: Job) -> None:
+    """AdamW's update of a piece, with the moments `exp_avg` and `exp_avg_sq`."""
+    copied = separate(states)
+    for run in piece.runs(job):
+        adamw(
+            states["grad"][run.where],
+            states["master"][run.where],
+            states["exp_avg"][run.where],
+            states["exp_avg_sq"][run.where],
+            None,
+            states["param"][run.where] if copied else None,
+            lr=run.hyper.lr,
+            betas=run.hyper.betas,
+            eps=run.hyper.eps,
+            weight_decay=run.hyper.weight_decay,
+            step=run.step,
+            multiplier=job.multiplier,
+            clip_value=run.hyper.get("clip_value"),
+        )
+
+
+def add_gradient(piece: Piece, gradient: Tensor, mean: Tensor, factor: Tensor | None, job: Job) -> None:
+    """A gradient's share in a momentum, each element times its factor."""
+    for run in piece.runs(job):
+        momentum(
+            mean[run.where],
+            gradient[run.where],
+            None if factor is None else factor[run.where],
+            beta=run.hyper.betas[0],
+            multiplier=job.multiplier,
+            clip_value=run.hyper.get("clip_value"),
+        )
+
+
+class Rooms:
+    """Memory that is used again in each update: fresh pages would cost more than what is done in them."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def like(self, tensor: Tensor, name: str = "") -> Tensor:
+        """[as long], on its device and in its dtype, with anything in it; until asked for by the same name."""
+        key, size = (name, tensor.dtype), tensor.numel()
+        held = self._held.get(key)
+        if held is None or held.numel() < size or held.device != tensor.device:
+            self._held[key] = held = torch.empty(size, dtype=tensor.dtype, device=tensor.device)
+        return held[:size]
