@@ -1,0 +1,146 @@
+"""1-bit LAMB as its paper writes it (Li et al. 2022, algorithm 1), in one process, parameter by parameter.
+
+With a scale for each block the paper's coefficient that gives all parameters' momenta one size changes nothing: it is
+left out. What is compressed is the momentum over the root of the frozen variance, which has a floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from attrs import define, frozen
+from torch import Tensor, nn
+
+from plugins.onebit_plain import compress
+
+Batch = Callable[[int, int, int], tuple[object, ...]]
+
+
+@frozen
+class Numbers:
+    """Hyperparameters, as the plugin's options."""
+
+    freeze: int
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 1e-2
+    max_coeff: float = 10.0
+    min_coeff: float = 0.01
+    coeff_beta: float = 0.9
+    factor_max: float = 4.0
+    factor_min: float = 0.5
+    factor_threshold: float = 0.1
+    block: int = 1024
+    floor: float = 0.01
+    clip_norm: float = float("inf")
+
+
+@define(eq=False)
+class Parameter:
+    """A parameter and what is kept for it: [n] each; `workers` one error for each rank."""
+
+    weight: Tensor
+    mean: Tensor
+    variance: Tensor
+    fresh: Tensor
+    owner: Tensor
+    workers: Sequence[Tensor]
+    least: float = 0.0
+    coefficient: float = 0.0
+    ratio: float = 1.0
+    steps: int = 0
+
+    @classmethod
+    def of(cls, parameter: nn.Parameter, world: int) -> Parameter:
+        weight = parameter.detach().view(-1)
+        return cls(weight, *(torch.zeros_like(weight) for _ in range(4)), [torch.zeros_like(weight)] * world)
+
+    def warm(self, grad: Tensor, n: Numbers) -> None:
+        self.steps += 1
+        self.mean = n.betas[0] * self.mean + (1 - n.betas[0]) * grad
+        self.variance = n.betas[1] * self.variance + (1 - n.betas[1]) * grad.square()
+        mean = self.mean / (1 - n.betas[0] ** self.steps)
+        variance = self.variance / (1 - n.betas[1] ** self.steps)
+        step = mean / (variance.sqrt() + n.eps) + n.weight_decay * self.weight
+        size, norms = 1.0, (float(self.weight.norm()), float(step.norm()))
+        if min(norms) > 0:
+            size = min(max(norms[0] / norms[1], n.min_coeff), n.max_coeff)
+        self.coefficient = n.coeff_beta * self.coefficient + (1 - n.coeff_beta) * size
+        self.weight.sub_(n.lr * size * step)
+
+    def freeze(self, n: Numbers, typical: float) -> None:
+        if self.steps:
+            self.mean = self.mean / (1 - n.betas[0] ** self.steps)
+            self.variance = self.variance / (1 - n.betas[1] ** self.steps)
+            self.coefficient /= 1 - n.coeff_beta**self.steps
+        else:
+            self.coefficient = 1.0
+        if self.weight.numel():
+            self.least = n.floor * (float(self.variance.mean()) or typical)
+            self.variance = self.variance.clamp(min=self.least)
+        self.fresh = self.variance.clone()
+
+    def compressed(self, grads: Sequence[Tensor], n: Numbers) -> None:
+        self.steps += 1
+        root, before = self.variance.sqrt() + n.eps, self.mean
+        told, errors = torch.zeros_like(self.mean), []
+        for grad, error in zip(grads, self.workers, strict=True):
+            value = (n.betas[0] * before + (1 - n.betas[0]) * grad) / root + error
+            sent = compress(value, n.block)
+            errors.append(value - sent)
+            told = told + sent / len(grads)
+        self.workers = errors
+        sent = compress(told + self.owner, n.block)
+        self.owner = told + self.owner - sent
+        self.mean = sent * root
+        grad = (self.mean - n.betas[0] * before) / (1 - n.betas[0])
+        self.fresh = n.betas[1] * self.fresh + (1 - n.betas[1]) * grad.square()
+        step = sent + n.weight_decay * self.weight
+        if not self.weight.numel():
+            return
+        ratio = float((root / (self.fresh.clamp(min=self.least).sqrt() + n.eps)).max())
+        if float(step.norm()) > 0:
+            share = min(1.0, float(sent.norm() / step.norm()))
+            ratio = ratio * share + 1 - share
+        ratio = min(max(ratio, n.factor_min), n.factor_max)
+        low, high = self.ratio * (1 - n.factor_threshold), self.ratio * (1 + n.factor_threshold)
+        self.ratio = min(max(ratio, low), high)
+        self.weight.sub_(n.lr * self.coefficient * self.ratio * step)
+
+
+def train(model: nn.Module, batch: Batch, n: Numbers, *, world: int, steps: int, accumulation: int = 1) -> list[float]:
+    """Losses; the model ends with the last weights."""
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    kept = {name: Parameter.of(parameter, world) for name, parameter in named.items()}
+    elements = sum(parameter.numel() for parameter in named.values())
+    losses, norm = [], 0.0
+    for number in range(1, steps + 1):
+        each: list[dict[str, Tensor]] = []
+        total = 0.0
+        for rank in range(world):
+            model.zero_grad()
+            for micro in range(accumulation):
+                loss = model(*batch(number - 1, micro, rank)) / accumulation
+                loss.backward()
+                total += loss.item() / world
+            each.append({name: p.grad.view(-1).clone() for name, p in named.items() if p.grad is not None})
+        used = {name: [own.get(name, torch.zeros_like(kept[name].mean)) for own in each] for name in named}
+        used = {name: grads for name, grads in used.items() if any(name in own for own in each)}
+        frozen = number > n.freeze
+        means = {name: sum(grads) / world for name, grads in used.items()}
+        shown = [g for grads in used.values() for g in grads] if frozen else list(means.values())
+        size = sum(float(g.square().sum()) for g in shown) / (world if frozen else 1)
+        clip = min(1.0, n.clip_norm / (size**0.5 + 1e-6))
+        for name, grads in used.items():
+            if frozen:
+                kept[name].compressed([grad * clip for grad in grads], n)
+            else:
+                kept[name].warm(means[name] * clip, n)
+        if number == n.freeze:
+            for state in kept.values():
+                state.freeze(n, norm / elements)
+        norm = sum(float(state.variance.sum()) for state in kept.values())
+        losses.append(total)
+    return losses
