@@ -1,14 +1,19 @@
 """What 1-bit updates save on a slow link, and what they cost of the loss.
 
-    python tests/bench/onebit.py times [--links none,1000,400,200,100] [--size 25M] [--rounds 8]
-    python tests/bench/onebit.py losses [--steps 3000] [--seeds 0,1,2] [--beta2 0.99] [--layers 4] [--width 256]
+    python tests/bench/onebit.py times [--links none,1000,400,200,100,none/1,1000/1,100/1] [--size 25M] [--rounds 8]
+    python tests/bench/onebit.py losses [--steps 3000] [--seeds 0,1,2] [--ways "adamw;onebit_adam"] [--beta2 0.99]
+        [--layers 4] [--width 256]
 
 times   bf16 on two ranks, each in a network namespace as on a host of its own, joined by a link of so many Mbit/s each
-        way; by partition.py, so systems take turns. `onebit_adam` is frozen after its first update: all that is timed
-        is compressed. "R" is what the all-reduce adds to a step without a limit, over that step; "formula"
-        (1 + R) / (1 + R / 16 + 0.1) of it. Times are ratios to the all-reduce after backward in the same run
-losses  a GPT on Python's own sources on two ranks: adamw, and onebit_adam with a fixed freeze at 14 % and with the
-        variance's own; held-out loss at the end, and bytes of the whole run against bf16's all-reduce
+        way, /1 with 1 ms of latency more; by partition.py, so systems take turns. The variance is frozen after the
+        first update: all that is timed is compressed. Of `zero_one_adam` an update with an exchange and one between
+        two of them are timed apart: with one in H updates a mean update takes (first + (H - 1) second) / H. "R" is
+        what the all-reduce adds to a step without a limit, over that step; "formula" (1 + R) / (1 + R / 16 + 0.1) of
+        it. Times are ratios to the all-reduce after backward in the same run
+losses  a GPT on Python's own sources on two ranks: adamw; onebit_adam with a fixed freeze at 14 % and with the
+        variance's own; zero_one_adam whose variance is frozen at 14 %, and which then meets after 1, 2 and 4 updates;
+        lamb as onebit_lamb without a freeze, and onebit_lamb with one at 14 %. Held-out loss at the end, against the
+        first of each family, and bytes of the whole run against bf16's all-reduce. --ways names some of them
 """
 
 from __future__ import annotations
@@ -19,21 +24,26 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 BENCH = Path(__file__).parent
-AFTER, OVERLAPPED, ONEBIT, ZERO1 = "dsx-after-backward", "dsx-replicated", "dsx-onebit", "dsx-onebit-zero1"
-SYSTEMS = (AFTER, OVERLAPPED, ONEBIT, ZERO1)
+AFTER, ONEBIT = "dsx-after-backward", "dsx-onebit"
+OTHERS = ("dsx-onebit-zero1", "dsx-onebit-lamb", "dsx-onebit-01", "dsx-onebit-01-apart")
+SYSTEMS = (AFTER, "dsx-replicated", ONEBIT, *OTHERS)
 
 
 def times(choices: argparse.Namespace) -> None:
     """A table with a row for each link and system."""
-    print("| link, Mbit/s | system | time / after backward | sent MB a rank | R | formula |\n|---|---|---|---|---|---|")
+    print("| link, Mbit/s / ms | system | time / after backward | sent MB a rank | R | formula |")
+    print("|---|---|---|---|---|---|")
     free: float | None = None
     for link in choices.links.split(","):
-        found = _partition(choices, [] if link == "none" else ["--link", link])
+        mbit, _, latency = link.partition("/")
+        limit = [] if mbit == "none" else ["--link", mbit]
+        found = _partition(choices, [*limit, *(["--latency", latency] if latency else [])])
         walls = {name: statistics.median(found[name]["wall"]) for name in SYSTEMS}
         free = walls[AFTER] if free is None else free
         ratio = max(0.0, walls[AFTER] / free - 1)
@@ -64,33 +74,67 @@ def _partition(choices: argparse.Namespace, link: Sequence[str]) -> dict[str, An
     return found
 
 
+@dataclass(frozen=True)
+class Way:
+    """An optimizer and its options: `lasts` updates are made.
+
+    against  the way that it is compared with
+    """
+
+    rule: str
+    options: Callable[[int], dict[str, int | float]] = lambda lasts: {}
+    against: str = "adamw"
+
+
+def _freeze(lasts: int) -> int:
+    return round(0.14 * lasts)
+
+
+WAYS = {
+    "adamw": Way("adamw"),
+    "onebit_adam": Way("onebit_adam", lambda lasts: {"freeze": _freeze(lasts)}),
+    "onebit_adam, by the variance": Way("onebit_adam"),
+    "zero_one_adam": Way(
+        "zero_one_adam",
+        lambda lasts: {"freeze": _freeze(lasts), "local_scale": (lasts - _freeze(lasts)) // 3, "local_limit": 4},
+    ),
+    "lamb": Way("onebit_lamb", lambda lasts: {"freeze": lasts + 1, "lr": 2e-2}, "lamb"),
+    "onebit_lamb": Way("onebit_lamb", lambda lasts: {"freeze": _freeze(lasts), "lr": 2e-2}, "lamb"),
+}
+
+
 def losses(choices: argparse.Namespace) -> None:
     """A table with a row for each way and seed."""
-    print(
-        "| seed | optimizer | frozen after | held-out loss | against adamw | bytes / bf16's |\n" + "|---" * 6 + "|",
-    )
-    fixed = round(0.14 * choices.steps)
+    print("| seed | optimizer | frozen after | held-out loss | against | bytes / bf16's |\n" + "|---" * 6 + "|")
     for seed in choices.seeds.split(","):
-        base: float | None = None
-        for name, freeze in (("adamw", None), ("onebit_adam", fixed), ("onebit_adam", None)):
-            loss, frozen = _train(choices, int(seed), name, freeze)
-            base = loss if base is None else base
-            part = (frozen + (choices.steps - frozen) / 15.5) / choices.steps
-            cells = [
-                seed,
-                name,
-                str(frozen) if name != "adamw" else "",
-                f"{loss:.4f}",
-                f"{100 * (loss / base - 1):+.2f} %",
-            ]
+        ended: dict[str, float] = {}
+        for name in choices.ways.split(";") if choices.ways else WAYS:
+            way = WAYS[name]
+            options = {"lr": 2e-3, **way.options(choices.steps)}
+            ended[name], frozen = _train(choices, int(seed), way.rule, options)
+            base = ended.get(way.against)
+            more = f"{100 * (ended[name] / base - 1):+.2f} % of {way.against}" if base and name != way.against else ""
+            part = _bytes(way.rule, options, frozen, choices.steps)
+            cells = [seed, name, str(frozen) if frozen < choices.steps else "", f"{ended[name]:.4f}", more]
             print(f"| {' | '.join([*cells, f'{part:.3f}'])} |", flush=True)
 
 
-def _train(choices: argparse.Namespace, seed: int, name: str, freeze: int | None) -> tuple[float, int]:
-    """The held-out loss of a run on two ranks, and after which update only signs travelled (steps: never)."""
-    options = f"lr = 2e-3\nbetas = [0.9, {choices.beta2}]\nweight_decay = 0.1\n" + (
-        f"freeze = {freeze}\n" if freeze else ""
-    )
+def _bytes(rule: str, options: dict[str, int | float], frozen: int, steps: int) -> float:
+    """Of a run, over those of bf16's all-reduce in each update, of which signs take 1/15.5."""
+    if rule != "zero_one_adam":
+        return (frozen + (steps - frozen) / 15.5) / steps
+    from dsx_onebit.intervals import meets, renews
+
+    scale, limit = int(options["local_scale"]), int(options["local_limit"])
+    looks = sum(renews(step, 16) for step in range(1, frozen + 1))
+    meetings = sum(meets(step, frozen, scale, limit) for step in range(frozen + 1, steps + 1))
+    return (looks + (frozen - looks + meetings) / 15.5) / steps
+
+
+def _train(choices: argparse.Namespace, seed: int, name: str, numbers: dict[str, int | float]) -> tuple[float, int]:
+    """The held-out loss of a run on two ranks, and after which update the variance was frozen (steps: never)."""
+    options = f"betas = [0.9, {choices.beta2}]\nweight_decay = 0.1\n"
+    options += "".join(f"{key} = {value}\n" for key, value in numbers.items())
     with tempfile.TemporaryDirectory() as folder:
         manifest = Path(folder) / "run.toml"
         manifest.write_text(_MANIFEST.format(**vars(choices), seed=seed, name=name, options=options, out=folder))
@@ -99,7 +143,8 @@ def _train(choices: argparse.Namespace, seed: int, name: str, freeze: int | None
         lines = [json.loads(line) for line in next(Path(folder).rglob("metrics.jsonl")).read_text().splitlines()]
         rule = json.loads(next(Path(folder).rglob("dsx.json")).read_text())["engine"]["rule"]
     loss = [line["loss"] for line in lines if line["kind"] == "evaluation"][-1]
-    return loss, rule.get("frozen") or choices.steps
+    frozen = numbers["freeze"] if name == "zero_one_adam" else rule.get("frozen") or choices.steps
+    return loss, int(frozen)
 
 
 _MANIFEST = """
@@ -142,12 +187,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
     of_times = parts.add_parser("times")
-    of_times.add_argument("--links", default="none,1000,400,200,100")
+    of_times.add_argument("--links", default="none,1000,400,200,100,none/1,1000/1,100/1")
     of_times.add_argument("--size", default="25M")
     of_times.add_argument("--rounds", type=int, default=8)
     of_losses = parts.add_parser("losses")
     of_losses.add_argument("--steps", type=int, default=3000)
     of_losses.add_argument("--seeds", default="0,1,2")
+    of_losses.add_argument("--ways", help=f"separated by ;, of {'; '.join(WAYS)}")
     of_losses.add_argument("--beta2", type=float, default=0.99)
     of_losses.add_argument("--layers", type=int, default=4)
     of_losses.add_argument("--width", type=int, default=256)

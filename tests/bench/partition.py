@@ -1,7 +1,8 @@
 """Layouts of dsx against DDP, ZeroRedundancyOptimizer, FSDP2 and DeepSpeed: time, memory and bytes of a step.
 
     python tests/bench/partition.py [--systems dsx-zero1,fsdp2] [--size 25M] [--dtype bf16] [--nproc 4]
-        [--accumulation 4] [--rounds 20] [--sockets] [--link 400] [--peers-python PATH] [--json OUT] [--plot FOLDER]
+        [--accumulation 4] [--rounds 20] [--sockets] [--link 400] [--latency 1] [--peers-python PATH] [--json OUT]
+        [--plot FOLDER]
 
 Every system trains the same GPT from the same weights on the same batches with AdamW, in processes of its own. They
 take turns, one at a time, in an order that turns too; the others are stopped. A turn is two steps in a row, of which
@@ -19,7 +20,7 @@ loss apart    the largest difference from DDP's
 
 On one host dsx reads the memory of other ranks, for which nothing leaves; with --sockets it sends, as the others do.
 With --link each rank is in a network namespace of its own, as on a host of its own: they are joined by a link of so
-many Mbit/s, and dsx sends.
+many Mbit/s, and dsx sends. With --latency everything on that link arrives so many milliseconds later.
 Those with states on the host or in files (in the folder DSX_BENCH_DISK) or 1-bit updates are measured when named.
 DeepSpeed is left out unless --peers-python names an interpreter that has it, torch, numpy and attrs.
 """
@@ -32,7 +33,7 @@ import os
 import shutil
 import sys
 import tempfile
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -47,19 +48,20 @@ from partition_systems.report import Result, plots, table
 def main() -> int:
     choices = _parser().parse_args()
     isolated = isolate()
-    if choices.link and not isolated:
-        raise SystemExit("--link needs network namespaces: Linux, unshare, ip, and the right to use them")
-    sockets = choices.sockets or choices.link is not None
+    apart = choices.link is not None or choices.latency > 0
+    if apart and not isolated:
+        raise SystemExit("--link and --latency need network namespaces: Linux, unshare, ip, and the right to use them")
+    sockets = choices.sockets or apart
     case = Case(choices.size, choices.dtype, choices.nproc, choices.accumulation)
     folder = Path(tempfile.mkdtemp(prefix="dsx_bench_"))
-    with _hosts(choices.link) as hosts:
+    with linked(choices.link or 0, choices.latency) if apart else nullcontext([Host(os.getpid())]) as hosts:
         bench = Bench(case, hosts, isolated, sys.executable, choices.peers_python or sys.executable, folder, sockets)
         try:
             systems = measure(bench, choices.systems or _default(choices.peers_python), choices.rounds, to_stderr)
         except SystemFailed as error:
             text = f"\nDDP failed, with which all are compared: {error}\nwhat ranks wrote is in {folder}"
             raise SystemExit(text) from None
-    setting = {"link": choices.link, "sockets": sockets, "rounds": choices.rounds}
+    setting = {"link": choices.link, "latency": choices.latency, "sockets": sockets, "rounds": choices.rounds}
     result = {"case": asdict(case), **setting, "systems": systems}
     to_stderr("")
     return _report(result, choices, folder)
@@ -75,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--sockets", action="store_true")
     parser.add_argument("--link", type=int, metavar="MBIT")
+    parser.add_argument("--latency", type=float, default=0.0, metavar="MS")
     parser.add_argument("--peers-python", metavar="PATH", type=_interpreter)
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--plot", type=Path, metavar="FOLDER")
@@ -97,10 +100,6 @@ def _interpreter(path: str) -> str:
 def _default(peers: str | None) -> list[str]:
     usual = [name for name in SYSTEMS if name not in UNASKED]
     return [name for name in usual if peers or SYSTEMS[name].module != DEEPSPEED]
-
-
-def _hosts(link: int | None) -> AbstractContextManager[list[Host]]:
-    return linked(link) if link else nullcontext([Host(os.getpid())])
 
 
 def _report(result: Result, choices: argparse.Namespace, folder: Path) -> int:

@@ -25,6 +25,8 @@ STEPS = 4
 FOLDER = Path(tempfile.gettempdir()) / "dsx-composition"
 """Of states in files."""
 
+ONE_BIT = ("onebit_adam", "onebit_lamb", "zero_one_adam")
+
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -145,7 +147,7 @@ RECIPES: Mapping[str, Recipe] = {
     "zero3": Recipe("partition", layout=True),
     "cpu_offload": Recipe("partition", {"limit_bytes": 25_000}),
     "nvme_offload": Recipe("partition", {"path": str(FOLDER)}),
-    "delayed_update": Recipe("optimize", {"after": 1}, delayed=2, lacks=("onebit_adam", "onebit_lamb", "zero_one_adam")),
+    "delayed_update": Recipe("optimize", {"after": 1}, delayed=2, lacks=ONE_BIT),
     "sliding_window": _pattern("sliding_window", alike=None, window=3),
     "dense": _pattern("dense"),
     "local_blocks": _pattern("local_blocks"),

@@ -30,9 +30,9 @@ def _dsx(layout: str | None, offload: str | None = None) -> System:
     return System("of_dsx", "layout", {"name": layout, "offload": offload}, imports)
 
 
-def _dsx_rule(rule: str, layout: str | None = None, overlapped: bool = True) -> System:
-    options = {"name": layout, "rule": rule, "overlapped": overlapped}
-    folder = "dsx_onebit" if rule == "onebit_adam" else "dsx_optimizers"
+def _dsx_rule(rule: str, layout: str | None = None, overlapped: bool = True, **numbers: int) -> System:
+    options = {"name": layout, "rule": rule, "overlapped": overlapped, "numbers": numbers}
+    folder = "dsx_optimizers" if rule == "adamw" else "dsx_onebit"
     imports = ["dsx.start", f"{folder}.{rule}"] + [f"dsx_zero.{layout}"] * (layout is not None)
     return System("of_dsx", "layout", options, imports)
 
@@ -55,8 +55,11 @@ SYSTEMS = {
     "dsx-zero1-host": _dsx("zero1", offload="cpu"),
     **{f"dsx-{layout}-disk": _dsx(layout, offload="nvme") for layout in ("zero1", "zero2", "zero3")},
     "dsx-after-backward": _dsx_rule("adamw", overlapped=False),
-    "dsx-onebit": _dsx_rule("onebit_adam"),
-    "dsx-onebit-zero1": _dsx_rule("onebit_adam", "zero1"),
+    "dsx-onebit": _dsx_rule("onebit_adam", freeze=1),
+    "dsx-onebit-zero1": _dsx_rule("onebit_adam", "zero1", freeze=1),
+    "dsx-onebit-lamb": _dsx_rule("onebit_lamb", freeze=1),
+    "dsx-onebit-01": _dsx_rule("zero_one_adam", freeze=1, local_limit=1),
+    "dsx-onebit-01-apart": _dsx_rule("zero_one_adam", freeze=1, local_scale=1, local_limit=1 << 20),
 }
 UNASKED = [name for name in SYSTEMS if name.endswith(("-host", "-disk", "-backward")) or "onebit" in name]
 """Those that are other trainings, or slower for what they save: measured when they are named."""
@@ -85,4 +88,7 @@ LABELS = {
     "dsx-after-backward": "dsx replicated, reduced after backward",
     "dsx-onebit": "dsx onebit_adam",
     "dsx-onebit-zero1": "dsx onebit_adam, zero1",
+    "dsx-onebit-lamb": "dsx onebit_lamb",
+    "dsx-onebit-01": "dsx zero_one_adam, an exchange in each update",
+    "dsx-onebit-01-apart": "dsx zero_one_adam, between exchanges",
 }

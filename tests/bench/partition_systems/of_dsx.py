@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,18 +19,20 @@ def layout(
     name: str | None,
     rule: str = "adamw",
     overlapped: bool = True,
+    numbers: Mapping[str, int] | None = None,
     offload: str | None = None,
 ) -> Trainer:
     """A layout by the name of its plugin; None is core's own, which is replicated.
 
-    rule        plugin of the optimizer; `onebit_adam` is frozen after its first update
+    rule        plugin of the optimizer
     overlapped  whether gradients are reduced during backward, or after it
+    numbers     options of the rule; those of 1 bit are frozen after their first update, so that all is compressed
     offload     "cpu" or "nvme": where the optimizer's states rest
     """
     manifest: dict[str, Any] = {
         "run": {"overlap_publish": True},
         "batch": {"accumulation": case.accumulation},
-        "optimize": {"use": [rule], rule: {"lr": RATE, **({"freeze": 1} if rule == "onebit_adam" else {})}},
+        "optimize": {"use": [rule], rule: {"lr": RATE, **(numbers or {})}},
         "partition": {"use": [name] if name else []},
         "precision": {"use": ["bf16"] if case.dtype == "bf16" else []},
     }

@@ -44,6 +44,7 @@ def title(result: Result) -> str:
     """What was measured, in a line."""
     case = result["case"]
     way = f", {result['link']} Mbit/s" if result["link"] else ", sockets" if result["sockets"] else ""
+    way += f", {result['latency']:g} ms later" if result["latency"] else ""
     return f"{case['size']}, {case['dtype']}, {case['nproc']} ranks, accumulation {case['accumulation']}{way}"
 
 
