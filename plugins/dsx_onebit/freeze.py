@@ -108,16 +108,17 @@ def settle(
     floor: float,
     fallback: float,
     scaled: bool,
-) -> None:
+) -> Sequence[float]:
     """Turn the moments of a piece into those of the compressed phase, in place.
 
     mean      becomes the mean without its bias, with `scaled` times the factor
     variance  becomes that factor of each element: 1 / (sqrt(its variance without bias, at least `floor` times the
               parameter's mean) + eps); `fallback` is the mean of a parameter that has had no gradient; 0 is
               nothing known, and the parameter stays as it is
+    returns   that mean, of every parameter of the flat one
     """
     flat = piece.shard.flat
-    means = _means(piece, variance, job, transport)
+    means = [mean or fallback for mean in _means(piece, variance, job, transport)]
     for number, segment in enumerate(flat.segments):
         start, stop = max(segment.start, piece.start) - piece.start, min(segment.stop, piece.stop) - piece.start
         if start >= stop:
@@ -127,11 +128,11 @@ def settle(
         if step:
             first.div_(1 - hyper.betas[0] ** step)
             second.div_(1 - hyper.betas[1] ** step)
-        typical = means[number] or fallback
-        if typical > 0:
-            second.clamp_(min=floor * typical).sqrt_().add_(hyper.eps).reciprocal_()
+        if means[number] > 0:
+            second.clamp_(min=floor * means[number]).sqrt_().add_(hyper.eps).reciprocal_()
         if scaled:
             first.mul_(second)
+    return means
 
 
 def factors(
@@ -143,15 +144,13 @@ def factors(
     floor: float,
     fallback: float,
     out: Tensor,
-) -> Tensor:
+) -> None:
     """1 / (root of the variance without its bias, floored as in `settle`, + eps) of each element, where it is whole.
 
     variance  [size], as many gradients of each parameter in it as `looks` says
     out       [size], written within parameters; 0 where nothing is known
-    returns   [parameters of the flat one], the least variance of each
     """
-    floors = torch.zeros(len(flat.segments), dtype=variance.dtype, device=variance.device)
-    for number, segment in enumerate(flat.segments):
+    for segment in flat.segments:
         if segment.start == segment.stop:
             continue
         hyper, part = hypers[segment.group], out[segment.start : segment.stop]
@@ -159,10 +158,8 @@ def factors(
         torch.div(variance[segment.start : segment.stop], bias, out=part)
         typical = part.mean(dtype=torch.float64)
         typical = torch.where(typical > 0, typical, fallback)
-        floors[number] = floor * typical
-        part.clamp_(min=floors[number]).sqrt_().add_(hyper.eps).reciprocal_()
+        part.clamp_(min=(floor * typical).to(part.dtype)).sqrt_().add_(hyper.eps).reciprocal_()
         part.masked_fill_(typical <= 0, 0)
-    return floors
 
 
 def _means(piece: Piece, variance: Tensor, job: Job, transport: Transport) -> Sequence[float]:

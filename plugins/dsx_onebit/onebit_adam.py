@@ -4,8 +4,9 @@ al. 2021, arXiv 2102.02888, algorithm 1)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
+import torch
 from attrs import frozen
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from dsx.errors import DsxError
 from dsx.plugin import Descriptor, Fill, Need, Part, Plan, choice, fraction, hook, non_negative, positive
 from dsx_kernels.sgd import sgd
 from dsx_onebit.freeze import settle
-from dsx_onebit.owned import STATES, change, gather
+from dsx_onebit.owned import STATES, change, gather, runs, weights
 from dsx_onebit.phases import TwoPhases, notes, owned
 from dsx_onebit.steps import GROUP, adam_step, add_gradient, check_block, separate
 
@@ -59,31 +60,16 @@ class OneBitAdam(TwoPhases):
 
     def __init__(self, options: Options, plan: Plan) -> None:
         self._options, self._scaled = options, options.signs == "scaled"
-        kind = "scaled momentum" if self._scaled else "momentum"
-        super().__init__(options.freeze, options.betas[1], options.block, f"onebit_adam with signs of the {kind}")
+        kind, whole = "scaled momentum" if self._scaled else "momentum", "optimizer.whole" in plan.offers
+        name = f"onebit_adam with signs of the {kind}"
+        super().__init__(options.freeze, options.betas[1], options.block, name, whole)
         self.hyper = Hyper(lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay)
         self.states: list[State] = [
             State("exp_avg"),
             State("exp_avg_sq"),
             State("worker_error", scope="rank", resize="mean"),
+            *([State("owner_error", scope="chunk")] if whole else STATES),
         ]
-        self._whole = "optimizer.whole" in plan.offers
-        self.states.extend([State("owner_error", scope="chunk")] if self._whole else STATES)
-        self._missing = False
-
-    def state(self) -> Mapping[str, Any]:
-        return {**super().state(), "whole": self._whole}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        super().load(state)
-        self._missing = not self._whole and state.get("whole", True) and self._freeze.at is not None
-
-    def derive(self, param: Tensor, states: Mapping[str, Tensor]) -> None:
-        master = states["master"]
-        if self._whole or master.data_ptr() == param.data_ptr():
-            super().derive(param, states)
-        else:
-            param.copy_(master - states["weight_error"])
 
     def update(self, piece: Piece, states: Mapping[str, Tensor], job: Job, sums: Tensor) -> None:
         if self._freeze.compresses(job.number):
@@ -110,15 +96,14 @@ class OneBitAdam(TwoPhases):
 
     def _parted(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> None:
         """An update where this rank has 1/N of the states."""
-        flat, exchange = piece.shard.flat, self._exchange
-        if self._missing:
-            gather(states, self._ctx.transport)
-        whole = Piece(piece.shard, 0, flat.size)
-        add_gradient(whole, states["grad"], states["own_momentum"], states["factor"], job)
-        counts = exchange.counts(flat, job.used, states["grad"].device)
-        exchange.average(states["own_momentum"], states["worker_error"], counts, out=states["exp_avg"])
-        change(whole, exchange.own(flat), states, job, counts, exchange)
-        self._missing = self._missing and piece.shard is not self._ctx.layout.shards[-1]
+        whole, own = Piece(piece.shard, 0, piece.shard.flat.size), self._exchange.own(piece.shard.flat)
+        counts = self._mean_of_momenta(whole, states, job, out=states["exp_avg"])
+        step, (master, _) = torch.zeros_like(states["exp_avg"]), weights(states, own)
+        for run, here in runs(whole, own, job):
+            step[here].add_(states["exp_avg"][here]).add_(master[here], alpha=run.hyper.weight_decay).mul_(
+                -run.hyper.lr
+            )
+        change(whole, own, states, job, counts, self._exchange, step)
 
     def _compressed(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> None:
         mean, factor, exchange = states["exp_avg"], states["exp_avg_sq"], self._exchange
@@ -129,12 +114,12 @@ class OneBitAdam(TwoPhases):
         exchange.spread(own, states["owner_error"], counts, out=mean)
         copied = separate(states)
         for run in piece.runs(job):
-            step, weights = mean[run.where], states["master"][run.where]
+            step = mean[run.where]
             if not self._scaled:
                 step = step * factor[run.where]
             sgd(
                 step,
-                weights,
+                states["master"][run.where],
                 None,
                 states["param"][run.where] if copied else None,
                 lr=run.hyper.lr,

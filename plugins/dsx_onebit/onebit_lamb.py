@@ -3,19 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from dsx.contracts import Flat, Hyper, Job, Piece, State
-from dsx.plugin import Descriptor, Fill, Need, Part, fraction, hook, non_negative, positive
+from dsx.contracts import Hyper, Job, Piece, Segment, State
+from dsx.plugin import Descriptor, Fill, Need, Part, Plan, fraction, hook, non_negative, positive
 from dsx_kernels.accumulate import accumulate
 from dsx_kernels.adamw import adamw
 from dsx_kernels.squares import squares
-from dsx_onebit.freeze import factors
+from dsx_onebit.freeze import settle
+from dsx_onebit.owned import STATES, change, gather, runs, weights
 from dsx_onebit.phases import TwoPhases, notes, owned
 from dsx_onebit.steps import GROUP, Rooms, add_gradient, check_block, separate
 
@@ -78,31 +79,31 @@ class OneBitLamb(TwoPhases):
     owner_error   what the owner's signs have not told yet
     """
 
-    states = (
-        State("exp_avg"),
-        State("exp_avg_sq"),
-        State("fresh"),
-        State("least", shape="segment"),
-        State("coefficient", shape="segment"),
-        State("ratio", shape="segment"),
-        State("worker_error", scope="rank", resize="mean"),
-        State("owner_error", scope="chunk"),
-    )
-
-    def __init__(self, options: Options) -> None:
-        super().__init__(options.freeze, options.betas[1], options.block, "onebit_lamb")
+    def __init__(self, options: Options, plan: Plan) -> None:
+        whole = "optimizer.whole" in plan.offers
+        super().__init__(options.freeze, options.betas[1], options.block, "onebit_lamb", whole)
         self._options = options
         self.hyper = Hyper(lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay)
+        self.states = [
+            State("exp_avg"),
+            State("exp_avg_sq"),
+            State("fresh"),
+            State("least", shape="segment"),
+            State("coefficient", shape="segment"),
+            State("ratio", shape="segment"),
+            State("worker_error", scope="rank", resize="mean"),
+            *([State("owner_error", scope="chunk")] if whole else STATES),
+        ]
         self._rooms = Rooms()
 
     def update(self, piece: Piece, states: Mapping[str, Tensor], job: Job, sums: Tensor) -> None:
         if self._freeze.compresses(job.number):
-            self._compressed(piece, states, job)
+            (self._compressed if self._whole else self._parted)(piece, states, job)
             return
         self._warm_up(piece, states, job)
         self._freeze.note(owned(piece, states["exp_avg_sq"]))
         if self._freeze.at == job.number:
-            self._settle(piece.shard.flat, states, job)
+            self._settle(piece, states, job)
 
     def _warm_up(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> None:
         """LAMB (You et al. 2020, arXiv 1904.00962, algorithm 2)."""
@@ -122,53 +123,64 @@ class OneBitLamb(TwoPhases):
                 clip_value=run.hyper.get("clip_value"),
             )
             accumulate(step[run.where], master[run.where], -run.hyper.weight_decay)
-        weights, steps = _norms(piece.shard.flat, master), _norms(piece.shard.flat, step)
-        known = (weights > 0) & (steps > 0)
-        size = torch.where(known, (weights / steps).clamp(options.min_coeff, options.max_coeff), 1.0)
-        for number, segment in piece.places():
-            if job.used[segment.index]:
-                states["coefficient"][number].lerp_(size[number].to(step.dtype), 1 - options.coeff_beta)
-        self._go(piece, states, job, step, size, 1.0)
+        norms, steps = self._norms(piece, master, step)
+        known = (norms > 0) & (steps > 0)
+        size = torch.where(known, (norms / steps).clamp(options.min_coeff, options.max_coeff), 1.0)
+        mean = states["coefficient"]
+        mean.copy_(torch.where(_used(piece, job, mean), mean.lerp(size, 1 - options.coeff_beta), mean))
+        self._go(piece, states, job, self._sized(piece, step, size), 1.0)
 
-    def _settle(self, flat: Flat, states: Mapping[str, Tensor], job: Job) -> None:
+    def _settle(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> None:
         """Turn the states into those of the compressed phase."""
-        options, mean, factor = self._options, states["exp_avg"], states["exp_avg_sq"]
-        looks = {segment.name: job.steps[segment.index] for segment in flat.segments}
-        found = self._rooms.like(factor).zero_()
-        states["least"].copy_(
-            factors(flat, factor, looks, job.hypers, floor=options.floor, fallback=self._fallback, out=found)
-        )
-        factor.copy_(found)
-        for number, segment in enumerate(flat.segments):
-            where, hyper, updates = (
-                slice(segment.start, segment.stop),
-                job.hypers[segment.group],
-                job.steps[segment.index],
-            )
-            states["fresh"][where] = (1 - hyper.eps * factor[where]).square_()  # the frozen one
-            if updates:
-                mean[where].mul_(factor[where]).div_(1 - hyper.betas[0] ** updates)
+        options, (mean, factor) = self._options, (states["exp_avg"], states["exp_avg_sq"])
+        floor, fallback, transport = options.floor, self._fallback, self._ctx.transport
+        means = settle(piece, mean, factor, job, transport, floor=floor, fallback=fallback, scaled=True)
+        states["least"].copy_(torch.tensor(means, dtype=torch.float64).mul_(floor))
+        states["ratio"].fill_(1)
+        for number, segment in enumerate(piece.shard.flat.segments):
+            if updates := job.steps[segment.index]:
                 states["coefficient"][number].div_(1 - options.coeff_beta**updates)
             else:
                 states["coefficient"][number].fill_(min(max(1.0, options.min_coeff), options.max_coeff))
-        states["ratio"].fill_(1)
+        for _, segment, here in _spans(piece):
+            eps = job.hypers[segment.group].eps
+            torch.mul(factor[here], -eps, out=states["fresh"][here]).add_(1).square_()  # the frozen one
+        if not self._whole:
+            gather(states, transport)
 
     def _compressed(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> None:
-        flat, mean, factor, exchange = piece.shard.flat, states["exp_avg"], states["exp_avg_sq"], self._exchange
-        step = self._rooms.like(mean).copy_(mean)
-        add_gradient(piece, states["grad"], step, factor, job)
+        flat, mean, exchange = piece.shard.flat, states["exp_avg"], self._exchange
+        new = self._rooms.like(mean).copy_(mean)
+        add_gradient(piece, states["grad"], new, states["exp_avg_sq"], job)
         counts = exchange.counts(flat, job.used, mean.device)
-        own = step[exchange.own(flat)]
-        exchange.average(step, states["worker_error"], counts, out=own)
-        exchange.spread(own, states["owner_error"], counts, out=step)
+        own = new[exchange.own(flat)]
+        exchange.average(new, states["worker_error"], counts, out=own)
+        exchange.spread(own, states["owner_error"], counts, out=new)
+        self._go(piece, states, job, self._step(piece, states, job, new, states["master"]), -1.0)
+
+    def _parted(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> None:
+        """An update where this rank has 1/N of the states."""
+        whole, own = Piece(piece.shard, 0, piece.shard.flat.size), self._exchange.own(piece.shard.flat)
+        new, (master, _) = self._rooms.like(states["exp_avg"]).copy_(states["exp_avg"]), weights(states, own)
+        counts = self._mean_of_momenta(whole, states, job, out=new)
+        step = self._step(piece, states, job, new, master)
+        moved = self._rooms.like(step, "moved").zero_()
+        for run, here in runs(whole, own, job):
+            moved[here].add_(step[here], alpha=-run.hyper.lr)
+        change(whole, own, states, job, counts, self._exchange, moved)
+
+    def _step(self, piece: Piece, states: Mapping[str, Tensor], job: Job, new: Tensor, master: Tensor) -> Tensor:
+        """The steps of a piece, sized, from the new momentum, in its place; the old one and the fresh variance follow
+        it."""
+        mean = states["exp_avg"]
         for run in piece.runs(job):
             (one, two), here = run.hyper.betas, run.where
-            gradient = mean[here].lerp_(step[here], 1 / (1 - one))  # of which the new momentum is made of the old
+            gradient = mean[here].lerp_(new[here], 1 / (1 - one))  # of which the new momentum is made of the old
             states["fresh"][here].mul_(two).addcmul_(gradient, gradient, value=1 - two)
-            mean[here].copy_(step[here])
-            accumulate(step[here], states["master"][here], run.hyper.weight_decay)
-        size = states["coefficient"] * self._ratio(piece, states, job, _norms(flat, mean), _norms(flat, step))
-        self._go(piece, states, job, step, size, -1.0)
+            mean[here].copy_(new[here])
+            accumulate(new[here], master[here], run.hyper.weight_decay)
+        norms = self._norms(piece, mean, new)
+        return self._sized(piece, new, states["coefficient"] * self._ratio(piece, states, job, *norms))
 
     def _ratio(self, piece: Piece, states: Mapping[str, Tensor], job: Job, means: Tensor, steps: Tensor) -> Tensor:
         """Factors on each parameter's coefficient [parameters of the flat one], kept in `ratio` where it is used.
@@ -177,37 +189,65 @@ class OneBitLamb(TwoPhases):
         within bounds, and near what it was.
         """
         options, last = self._options, states["ratio"]
-        found = last.clone()
-        for number, segment in piece.places():
-            if job.used[segment.index]:
-                where, eps = slice(segment.start, segment.stop), job.hypers[segment.group].eps
-                factor = states["exp_avg_sq"][where]
-                floor = self._rooms.like(factor, "floor")
-                torch.mul(factor, factor, out=floor).mul_(states["least"][number])
-                torch.maximum(floor, states["fresh"][where], out=floor).sqrt_().add_(factor, alpha=eps)
-                found[number] = 1 / floor.min()
-        share = torch.where(steps > 0, (means / steps).clamp(max=1.0), 1.0).to(found.dtype)
+        found = 1 / self._least(piece, states, job)
+        share = torch.where(steps > 0, (means / steps).clamp(max=1.0), 1.0)
         found.mul_(share).add_(1 - share).clamp_(options.factor_min, options.factor_max)
         found = found.maximum(last * (1 - options.factor_threshold)).minimum(last * (1 + options.factor_threshold))
-        used = torch.tensor([job.used[segment.index] for segment in piece.shard.flat.segments], device=last.device)
-        return last.copy_(torch.where(used, found, last))
+        return last.copy_(torch.where(_used(piece, job, last), found, last))
 
-    def _go(
-        self, piece: Piece, states: Mapping[str, Tensor], job: Job, step: Tensor, size: Tensor, sign: float
-    ) -> None:
-        """Weights go by the rate, times each parameter's size, times a step, which is overwritten."""
-        copied, size = separate(states), size.to(step.dtype)
-        for number, segment in piece.places():
-            step[segment.start : segment.stop].mul_(size[number])
+    def _least(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> Tensor:
+        """The least of fresh over frozen root variances of each parameter of the flat one."""
+        found = torch.full_like(states["least"], torch.inf)
+        for number, segment, here in _spans(piece):
+            factor = states["exp_avg_sq"][here]
+            root = self._rooms.like(factor, "root")
+            torch.mul(factor, factor, out=root).mul_(states["least"][number])
+            torch.maximum(root, states["fresh"][here], out=root).sqrt_()
+            found[number] = root.add_(factor, alpha=job.hypers[segment.group].eps).min()
+        if self._whole:
+            return found
+        every = found.new_empty(self._ctx.transport.world * len(found))
+        self._ctx.transport.all_gather(every, found, channel="rule", purpose="rule").wait()
+        return every.view(-1, len(found)).amin(0)
+
+    def _norms(self, piece: Piece, *values: Tensor) -> tuple[Tensor, ...]:
+        """Of each parameter of a flat one, of each of the values over a piece: [parameters]."""
+        dtype = values[0].dtype
+        sums = torch.zeros(len(values), len(piece.shard.flat.segments), dtype=dtype, device=values[0].device)
+        for number, _, here in _spans(piece):
+            for row, value in zip(sums, values, strict=True):
+                row[number] = squares(value[here])
+        if not self._whole:
+            self._ctx.transport.all_reduce(sums, "sum", channel="rule", purpose="rule").wait()
+        return tuple(sums.sqrt_().unbind())
+
+    def _sized(self, piece: Piece, step: Tensor, size: Tensor) -> Tensor:
+        for number, _, here in _spans(piece):
+            step[here].mul_(size[number])
+        return step
+
+    def _go(self, piece: Piece, states: Mapping[str, Tensor], job: Job, step: Tensor, sign: float) -> None:
+        """Weights go by the rate times a step."""
+        copied = separate(states)
         for run in piece.runs(job):
             accumulate(states["master"][run.where], step[run.where], sign * run.hyper.lr)
             if copied:
                 states["param"][run.where].copy_(states["master"][run.where])
 
 
-def _norms(flat: Flat, value: Tensor) -> Tensor:
-    """Of each parameter of a flat one: [parameters]."""
-    return torch.stack([squares(value[segment.start : segment.stop]) for segment in flat.segments]).sqrt_()
+def _spans(piece: Piece) -> Iterator[tuple[int, Segment, slice]]:
+    """Parameters in a piece: their numbers in the flat one, and where in the piece they are."""
+    for number, segment in piece.places():
+        yield (
+            number,
+            segment,
+            slice(max(segment.start, piece.start) - piece.start, min(segment.stop, piece.stop) - piece.start),
+        )
+
+
+def _used(piece: Piece, job: Job, like: Tensor) -> Tensor:
+    """bool [parameters of the flat one]."""
+    return torch.tensor([job.used[segment.index] for segment in piece.shard.flat.segments], device=like.device)
 
 
 descriptor = Descriptor(
@@ -220,7 +260,6 @@ descriptor = Descriptor(
             needs=[
                 Need("gradients.local", "it compresses each rank's own gradient, and this layout averages them first"),
                 Need("parameter.whole", "every rank applies the signs to its own parameters"),
-                Need("optimizer.whole", "how far a parameter goes is measured on all of it, on every rank"),
             ]
         )
     },
@@ -230,5 +269,5 @@ descriptor = Descriptor(
 
 
 @hook
-def dsx_optimize(options: Options) -> list[Part]:
-    return [Part("rule", lambda ctx: OneBitLamb(options), OneBitLamb.bind)]
+def dsx_optimize(options: Options, plan: Plan) -> list[Part]:
+    return [Part("rule", lambda ctx: OneBitLamb(options, plan), OneBitLamb.bind)]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-import torch
 from torch import Tensor
 
-from dsx.contracts import Job, Piece, State, Transport
+from dsx.contracts import Job, Piece, Run, State, Transport
 from dsx_kernels.accumulate import accumulate
 from dsx_onebit.exchange import Exchange
 
@@ -26,28 +25,31 @@ def gather(states: Mapping[str, Tensor], transport: Transport) -> None:
         transport.all_gather(states[whole], states[part], channel="rule", purpose="rule").wait()
 
 
+def runs(whole: Piece, own: slice, job: Job) -> Iterator[tuple[Run, slice]]:
+    """The runs of a flat parameter that meet the part which this rank owns, and where in that part they do."""
+    for run in whole.runs(job):
+        low, high = max(run.where.start, own.start) - own.start, min(run.where.stop, own.stop) - own.start
+        if low < high:
+            yield run, slice(low, high)
+
+
 def change(
-    whole: Piece, own: slice, states: Mapping[str, Tensor], job: Job, counts: Tensor, exchange: Exchange
+    whole: Piece, own: slice, states: Mapping[str, Tensor], job: Job, counts: Tensor, exchange: Exchange, step: Tensor
 ) -> None:
     """Make the update of the part that this rank owns, and bring all parts' to every rank's live parameter.
 
     whole   the flat parameter
     own     where in it this rank's part lies
-    states  exp_avg is the mean of all ranks' momenta, scaled
+    step    [size / N], what is added to the owner's weights; overwritten
 
     What travels is the difference between an owner's weights and what everybody has; the signs' error and the rounding
     of a 16-bit parameter are both in what is left of it.
     """
     live, left, gradient = states["param"], states["weight_error"], states["grad"]
-    master, separate = _weights(states, own)
-    step = torch.zeros_like(left)
-    for run in whole.runs(job):
-        low, high = max(run.where.start, own.start) - own.start, min(run.where.stop, own.stop) - own.start
-        if low < high:
-            part = step[low:high].add_(states["exp_avg"][low:high])
-            part.add_(master[low:high], alpha=run.hyper.weight_decay).mul_(-run.hyper.lr)
-            if separate:
-                master[low:high].add_(part)
+    master, separate = weights(states, own)
+    if separate:
+        for _, here in runs(whole, own, job):
+            master[here].add_(step[here])
     exchange.spread(step, left, counts, out=gradient)
     for run in whole.runs(job):
         accumulate(live[run.where], gradient[run.where])
@@ -55,7 +57,7 @@ def change(
         left.copy_(master).sub_(live[own])
 
 
-def _weights(states: Mapping[str, Tensor], own: slice) -> tuple[Tensor, bool]:
+def weights(states: Mapping[str, Tensor], own: slice) -> tuple[Tensor, bool]:
     """The weights of the part that this rank owns, and whether they are others than the live ones."""
     master, live = states["master"], states["param"]
     separate = master.data_ptr() != live.data_ptr()

@@ -7,22 +7,26 @@ from typing import Any
 
 from torch import Tensor
 
-from dsx.contracts import Piece, Rule, Scope
+from dsx.contracts import Job, Piece, Rule, Scope
 from dsx.plugin import Context
 from dsx_onebit.exchange import Exchange
 from dsx_onebit.freeze import Freeze, expected
+from dsx_onebit.owned import gather
+from dsx_onebit.steps import add_gradient
 
 
 class TwoPhases(Rule):
     """Decides with all ranks when the variance, state `exp_avg_sq`, is frozen; the rest is a subclass's.
 
     private  the name of those that can go on with states of the second phase
+    whole    whether a rank has all of the states, or 1/N, with those of `owned.STATES`
     """
 
     communicates = True
 
-    def __init__(self, freeze: int | None, beta2: float, block: int, private: str) -> None:
-        self.block = block
+    def __init__(self, freeze: int | None, beta2: float, block: int, private: str, whole: bool) -> None:
+        self.block, self._whole = block, whole
+        self._missing = False  # what `owned.gather` brings
         self._freeze = Freeze(freeze, beta2)
         self._private = private
         self._elements = 1
@@ -49,13 +53,33 @@ class TwoPhases(Rule):
         self._freeze.decided(summed[0])
 
     def state(self) -> Mapping[str, Any]:
-        return {**self._freeze.state(), "private": self._private if self._freeze.at else ""}
+        return {**self._freeze.state(), "whole": self._whole, "private": self._private if self._freeze.at else ""}
 
     def load(self, state: Mapping[str, Any]) -> None:
         if state.get("private") not in ("", self._private):
             super().load(state)
         if "frozen" in state:
             self._freeze.load(state)
+            self._missing = not self._whole and state["whole"] and self._freeze.at is not None
+
+    def derive(self, param: Tensor, states: Mapping[str, Tensor]) -> None:
+        master = states["master"]
+        if self._whole or master.data_ptr() == param.data_ptr():
+            super().derive(param, states)
+        else:
+            param.copy_(master - states["weight_error"])
+
+    def _mean_of_momenta(self, whole: Piece, states: Mapping[str, Tensor], job: Job, out: Tensor) -> Tensor:
+        """Each rank's gradient into its own momentum, and of those the mean, as far as signs tell it, of the part that
+        this rank owns; the counts of `Exchange`."""
+        flat, mean = whole.shard.flat, states["own_momentum"]
+        if self._missing:
+            gather(states, self._ctx.transport)
+            self._missing = whole.shard is not self._ctx.layout.shards[-1]
+        add_gradient(whole, states["grad"], mean, states["factor"], job)
+        counts = self._exchange.counts(flat, job.used, mean.device)
+        self._exchange.average(mean, states["worker_error"], counts, out=out)
+        return counts
 
     def _variances(self) -> Iterator[Tensor]:
         store = self._ctx.store

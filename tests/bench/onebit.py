@@ -31,7 +31,7 @@ from typing import Any
 
 BENCH = Path(__file__).parent
 AFTER, ONEBIT = "dsx-after-backward", "dsx-onebit"
-OTHERS = ("dsx-onebit-zero1", "dsx-onebit-lamb", "dsx-onebit-01", "dsx-onebit-01-apart")
+OTHERS = ("dsx-onebit-zero1", "dsx-onebit-lamb", "dsx-onebit-lamb-zero1", "dsx-onebit-01", "dsx-onebit-01-apart")
 SYSTEMS = (AFTER, "dsx-replicated", ONEBIT, *OTHERS)
 
 

@@ -123,7 +123,7 @@ RECIPES: Mapping[str, Recipe] = {
         "optimize",
         {"lr": 3e-3, "betas": [0.8, 0.95], "weight_decay": 0.1},
         optimizer=Lamb,
-        lacks=("zero1", "zero2", "zero3"),
+        lacks=("zero2", "zero3"),
     ),  # before its freeze too
     "zero_one_adam": Recipe(
         "optimize",

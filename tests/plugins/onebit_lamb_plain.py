@@ -19,7 +19,7 @@ Batch = Callable[[int, int, int], tuple[object, ...]]
 
 @frozen
 class Numbers:
-    """Hyperparameters, as the plugin's options."""
+    """Hyperparameters, as the plugin's options; `owned`: as with zero1, where what the owner changes travels."""
 
     freeze: int
     lr: float = 1e-3
@@ -35,11 +35,12 @@ class Numbers:
     block: int = 1024
     floor: float = 0.01
     clip_norm: float = float("inf")
+    owned: bool = False
 
 
 @define(eq=False)
 class Parameter:
-    """A parameter and what is kept for it: [n] each; `workers` one error for each rank."""
+    """A parameter and what is kept for it: [n] each; `workers` and `momenta` one for each rank."""
 
     weight: Tensor
     mean: Tensor
@@ -47,6 +48,7 @@ class Parameter:
     fresh: Tensor
     owner: Tensor
     workers: Sequence[Tensor]
+    momenta: Sequence[Tensor] = ()
     least: float = 0.0
     coefficient: float = 0.0
     ratio: float = 1.0
@@ -81,33 +83,40 @@ class Parameter:
             self.least = n.floor * (float(self.variance.mean()) or typical)
             self.variance = self.variance.clamp(min=self.least)
         self.fresh = self.variance.clone()
+        self.momenta = [self.mean] * len(self.workers)
 
     def compressed(self, grads: Sequence[Tensor], n: Numbers) -> None:
         self.steps += 1
         root, before = self.variance.sqrt() + n.eps, self.mean
-        told, errors = torch.zeros_like(self.mean), []
-        for grad, error in zip(grads, self.workers, strict=True):
-            value = (n.betas[0] * before + (1 - n.betas[0]) * grad) / root + error
+        told, errors, momenta = torch.zeros_like(self.mean), [], []
+        for grad, mean, error in zip(grads, self.momenta, self.workers, strict=True):
+            momenta.append(n.betas[0] * (mean if n.owned else before) + (1 - n.betas[0]) * grad)
+            value = momenta[-1] / root + error
             sent = compress(value, n.block)
             errors.append(value - sent)
             told = told + sent / len(grads)
-        self.workers = errors
-        sent = compress(told + self.owner, n.block)
-        self.owner = told + self.owner - sent
-        self.mean = sent * root
+        self.workers, self.momenta = errors, momenta
+        if not n.owned:
+            sent = compress(told + self.owner, n.block)
+            self.owner, told = told + self.owner - sent, sent
+        self.mean = told * root
         grad = (self.mean - n.betas[0] * before) / (1 - n.betas[0])
         self.fresh = n.betas[1] * self.fresh + (1 - n.betas[1]) * grad.square()
-        step = sent + n.weight_decay * self.weight
+        step = told + n.weight_decay * self.weight
         if not self.weight.numel():
             return
         ratio = float((root / (self.fresh.clamp(min=self.least).sqrt() + n.eps)).max())
         if float(step.norm()) > 0:
-            share = min(1.0, float(sent.norm() / step.norm()))
+            share = min(1.0, float(told.norm() / step.norm()))
             ratio = ratio * share + 1 - share
         ratio = min(max(ratio, n.factor_min), n.factor_max)
         low, high = self.ratio * (1 - n.factor_threshold), self.ratio * (1 + n.factor_threshold)
         self.ratio = min(max(ratio, low), high)
-        self.weight.sub_(n.lr * self.coefficient * self.ratio * step)
+        change = -n.lr * self.coefficient * self.ratio * step
+        if n.owned:
+            sent = compress(change + self.owner, n.block)
+            self.owner, change = change + self.owner - sent, sent
+        self.weight.add_(change)
 
 
 def train(model: nn.Module, batch: Batch, n: Numbers, *, world: int, steps: int, accumulation: int = 1) -> list[float]:

@@ -58,6 +58,7 @@ SYSTEMS = {
     "dsx-onebit": _dsx_rule("onebit_adam", freeze=1),
     "dsx-onebit-zero1": _dsx_rule("onebit_adam", "zero1", freeze=1),
     "dsx-onebit-lamb": _dsx_rule("onebit_lamb", freeze=1),
+    "dsx-onebit-lamb-zero1": _dsx_rule("onebit_lamb", "zero1", freeze=1),
     "dsx-onebit-01": _dsx_rule("zero_one_adam", freeze=1, local_limit=1),
     "dsx-onebit-01-apart": _dsx_rule("zero_one_adam", freeze=1, local_scale=1, local_limit=1 << 20),
 }
@@ -89,6 +90,7 @@ LABELS = {
     "dsx-onebit": "dsx onebit_adam",
     "dsx-onebit-zero1": "dsx onebit_adam, zero1",
     "dsx-onebit-lamb": "dsx onebit_lamb",
+    "dsx-onebit-lamb-zero1": "dsx onebit_lamb, zero1",
     "dsx-onebit-01": "dsx zero_one_adam, an exchange in each update",
     "dsx-onebit-01-apart": "dsx zero_one_adam, between exchanges",
 }
