@@ -270,7 +270,6 @@ class Engine:
             if self._begun:
                 self.program.layout.settle()  # what has begun goes on with the weights it began with
             else:
-                self.quiesce()
                 stack.enter_context(self.settled(show=not self._depth))
             stack.enter_context(self.program.layout.gathered(wanted, modify))
             with noting_saved(named[name] for name in wanted) as saved:

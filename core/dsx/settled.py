@@ -13,10 +13,10 @@ from dsx.program import Program
 
 
 class Settled:
-    """`with engine.settled():` shows the weights in the live parameters within.
+    """`with engine.settled():` finishes the update under way, and shows the weights in the live parameters within.
 
-    Entered by all ranks, to evaluate; nothing is trained within. Does nothing but for rules whose live parameters are
-    others than the weights (`Rule.apart`); theirs are derived again as the context is left.
+    Entered by all ranks, to evaluate; nothing is trained within. Of rules whose live parameters are others than the
+    weights (`Rule.apart`) they are derived again as the context is left.
     """
 
     def __init__(self, program: Program) -> None:
@@ -25,11 +25,11 @@ class Settled:
     @contextmanager
     def __call__(self, show: bool = True) -> Iterator[None]:
         """show: False within a forward, which goes on with the parameters that it began with."""
+        self._program.stepper.drain()
+        self._program.layout.settle()
         if self._shown or not (show and self._program.rule.apart):
             yield
             return
-        self._program.stepper.drain()
-        self._program.layout.settle()
         self._sweep(_show)
         self._shown = True
         try:

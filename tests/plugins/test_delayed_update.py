@@ -14,7 +14,7 @@ import dsx
 from dsx.contracts import Job, Piece, Rule
 from dsx.errors import CapabilityMissing, DsxError
 from dsx.plugin import Descriptor, Fill, Part, hook
-from dsx.testing import check_plugin, distance, largest
+from dsx.testing import check_plugin, distance, largest, weights_of
 from dsx.testing.models import Tangle, tokens
 from dsx_offload.delayed_update import Options, descriptor
 
@@ -114,6 +114,18 @@ def test_weights_that_are_read_or_edited_are_the_latest() -> None:
     assert not torch.equal(before, torch.full_like(before, 0.25))
     engine.train_step([tokens(4, 0, 0)])
     assert (dict(engine.weights())[name] - 0.25).abs().max() < 0.05
+    engine.close()
+
+
+def test_an_evaluation_is_of_the_latest_weights() -> None:
+    engine = prepare("replicated")
+    for step in range(STEPS):
+        engine.train_step([tokens(step, 0, 0)])
+    with engine.settled(), torch.no_grad():
+        loss = engine(*tokens(90, 0, 0)).item()
+    model = Tangle(width=24).double()
+    model.load_state_dict({**model.state_dict(), **weights_of(engine)})
+    assert loss == model(*tokens(90, 0, 0)).item()
     engine.close()
 
 
