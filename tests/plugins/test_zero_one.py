@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from click.testing import CliRunner
 from torch import Tensor
 
@@ -195,24 +194,27 @@ def test_its_states_are_refused_by_another_optimizer(ranks, tmp_path: Path, use:
     assert f"are those of {NAME}, which no other can go on with" in text
 
 
-def continued(path: str) -> list[float | None]:
-    """An AdamW run of two updates, gone on with in a phase in which signs would travel."""
+def continued(path: str) -> tuple[list[float], list[float]]:
+    """An AdamW run of five updates, gone on with, and gone on with in a phase in which signs would travel."""
     engine = dsx.prepare(Tangle(), {"optimize": {"use": ["adamw"]}})
     runs.steps_of(engine, range(5))
     engine.save(path)
+    wanted = runs.steps_of(engine, range(5, STEPS))
     engine.close()
     again = dsx.prepare(Tangle(), runs.manifest(NAME, EARLY))
     again.load(path)
     assert again.program.rule.scope(6) == "mean"
     losses = runs.steps_of(again, range(5, STEPS))
     assert again.program.rule.scope(STEPS + 1) == "local"
-    assert dist.get_world_size() == 2
-    return losses
+    again.close()
+    return losses, wanted  # type: ignore[return-value]
 
 
 def test_a_run_of_adamw_goes_on_with_a_look_at_the_variance(ranks, tmp_path: Path) -> None:
-    for losses in ranks.run(continued, str(tmp_path / "saved"), world=2):
-        assert all(loss is not None and loss < 15 for loss in losses), losses
+    """The momentum starts anew; losses, which are between 10 and 17, stay near."""
+    for losses, wanted in ranks.run(continued, str(tmp_path / "saved"), world=2):
+        assert losses[0] == wanted[0]
+        assert largest(losses, wanted) < 1.5
 
 
 @pytest.mark.parametrize(
