@@ -199,22 +199,22 @@ def continued(path: str) -> tuple[list[float], list[float]]:
     engine = dsx.prepare(Tangle(), {"optimize": {"use": ["adamw"]}})
     runs.steps_of(engine, range(5))
     engine.save(path)
-    wanted = runs.steps_of(engine, range(5, STEPS))
+    wanted = runs.steps_of(engine, range(5, 9))
     engine.close()
     again = dsx.prepare(Tangle(), runs.manifest(NAME, EARLY))
     again.load(path)
     assert again.program.rule.scope(6) == "mean"
-    losses = runs.steps_of(again, range(5, STEPS))
-    assert again.program.rule.scope(STEPS + 1) == "local"
+    losses = runs.steps_of(again, range(5, 9))
+    assert again.program.rule.scope(10) == "local"
     again.close()
     return losses, wanted  # type: ignore[return-value]
 
 
 def test_a_run_of_adamw_goes_on_with_a_look_at_the_variance(ranks, tmp_path: Path) -> None:
-    """The momentum starts anew; losses, which are between 10 and 17, stay near."""
+    """The momentum starts anew, so losses, which are between 10 and 17, are near, not the same."""
     for losses, wanted in ranks.run(continued, str(tmp_path / "saved"), world=2):
         assert losses[0] == wanted[0]
-        assert largest(losses, wanted) < 1.5
+        assert largest(losses, wanted) < 0.6
 
 
 @pytest.mark.parametrize(
