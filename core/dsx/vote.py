@@ -44,9 +44,9 @@ def vote(
     """
     squares, loss = _known(ballot.squares), _known(loss)
     device = squares.device
-    fixed = torch.stack([squares.double(), loss.double().to(device)])
+    fixed = torch.stack([squares.double(), _on(device, loss.double())])
     rest = (torch.tensor([weight, *spare], dtype=torch.float64), ballot.used, ballot.words, rule.double())
-    numbers = torch.cat([fixed, torch.cat(rest).to(device)])
+    numbers = torch.cat([fixed, _on(device, torch.cat(rest))])
     transport.all_reduce(numbers, "sum", channel="vote", purpose="vote").wait()
     squares_sum, loss_sum, weight_sum, *others = numbers.tolist()
     spared, others = others[: len(spare)], others[len(spare) :]
@@ -60,6 +60,11 @@ def vote(
         others[used + words :],
         spared,
     )
+
+
+def _on(device: torch.device, numbers: Tensor) -> Tensor:
+    """A copy to a device need not be waited for, one to the host must be."""
+    return numbers.to(device, non_blocking=device.type != "cpu")
 
 
 def _known(number: Tensor) -> Tensor:

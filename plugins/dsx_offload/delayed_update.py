@@ -11,7 +11,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from dsx.contracts import Job, Layout, Part, Piece, Rule, Shard, Span, Stepper, Store, Walk, lasting
+from dsx.contracts import Job, Layout, Part, Piece, Rule, Shard, Side, Span, Stepper, Store, Walk, lasting
 from dsx.errors import DsxError
 from dsx.plugin import Context, Descriptor, Fill, Need, hook, non_negative, positive
 from dsx.plugin import Part as Filler
@@ -40,6 +40,7 @@ class Delayed(Stepper):
     def __init__(self, rule: Rule, layout: Layout, store: Store, options: Options, device: torch.device) -> None:
         self._rule, self._layout, self._store = rule, layout, store
         self._after, self._device = options.after, device
+        self._side = Side.of(device)
         self._walk = Walk(rule, layout, store)
         self._gradients: dict[str, Tensor] = {}
         self._parameters: dict[str, Tensor] = {}
@@ -67,6 +68,7 @@ class Delayed(Stepper):
         self._worker = self._worker or ThreadPoolExecutor(
             1, "dsx-update", initializer=lambda: torch.set_num_threads(self._threads)
         )
+        self._side.follow()
         self._running = self._worker.submit(self._update, job)
 
     def settle(self) -> None:
@@ -76,6 +78,7 @@ class Delayed(Stepper):
         if (running := self._running) is not None:
             self._running = None
             running.result()
+            self._side.join()
         for shard in self._layout.shards:
             new, target = self._parameters[shard.key], self._layout.target(shard)
             if target is not None:
@@ -106,7 +109,7 @@ class Delayed(Stepper):
         def part_of(tensors: Mapping[str, Tensor], part: Part) -> Tensor:
             return tensors[part.piece.shard.key][slice(*part.span)]
 
-        with torch.no_grad():
+        with torch.no_grad(), self._side.within():
             self._walk.sweep(
                 self._call(job),
                 target=lambda part: part_of(self._parameters, part),

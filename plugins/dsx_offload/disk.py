@@ -10,7 +10,7 @@ import torch
 from attrs import define
 from torch import Tensor
 
-from dsx.contracts import Kind, Span, Tier
+from dsx.contracts import Event, Kind, Span, Tier
 from dsx_kernels.aio import BLOCK, PIECE, Files, Ticket
 from dsx_offload.buffers import Buffers
 from dsx_offload.claims import Claims
@@ -151,20 +151,20 @@ class FileTier(Tier):
             one.wait()
         if into is not None:
             ((name, one),) = held.items()
-            into.copy_(one.region.view(one.buffer))
-            self.put(key, clean=[name])
+            into.copy_(one.region.view(one.buffer), non_blocking=True)
+            self._give_back((key, name), Event.now(into.device))
             return {}
         return {
             name: self._lending.lend(key, name, one.region.view(one.buffer), name in read) for name, one in held.items()
         }
 
     def put(self, key: str, dirty: Sequence[str] = (), clean: Sequence[str] = ()) -> None:
-        for name in (*dirty, *clean):
-            self._lending.take_back(key, name, name in dirty)
+        for name in clean:
+            self._give_back((key, name), self._lending.take_back(key, name, dirty=False))
+        homes = [self._lending.take_back(key, name, dirty=True) for name in dirty]
+        for home in homes:
+            home.synchronize()
         with self._lock:
-            for name in clean:
-                for held in self._borrowed.pop((key, name), ()):
-                    self._buffers.give(held.buffer)
             changed = [(name, held) for name in dirty for held in self._borrowed.pop((key, name), ())]
             for name, held in changed:
                 self._drop_old((key, name), held.region)
@@ -200,6 +200,11 @@ class FileTier(Tier):
         return sum(count.bytes_read for count in counts), sum(count.bytes_written for count in counts)
 
     # ---- what is under way
+
+    def _give_back(self, place: Place, read: Event) -> None:
+        with self._lock:
+            for held in self._borrowed.pop(place, ()):
+                self._buffers.give(held.buffer, read)
 
     def _take(self, place: Place, region: Region, read: bool) -> Held:
         """Blocks for a borrower, perhaps already on their way."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dsx.contracts import Channel, Flat, Handle, Store, Transport, Unit, memory_of
+from dsx.contracts import Channel, Event, Flat, Handle, Side, Store, Transport, Unit, memory_of
 from dsx_zero.released import release, restore
 from dsx_zero.rooms import Mapped, Pool, Resized, Room, mappable
 
@@ -20,21 +20,30 @@ class Residence:
     """Buffers of a fixed address in the model, with memory behind them only while a unit is live.
 
     The parameters stay views of their buffer, whose memory is taken away and put back, so that what autograd saved is
-    valid whenever the unit is live.
+    valid whenever the unit is live. What fills them runs beside the model's own work on the device.
 
     busy       how often a unit is in use: between enter and leave, which may nest, or back and exit
     permanent  units that stay live from one update to the next
     """
 
-    def __init__(self, units: Sequence[Unit], transport: Transport, store: Store, rank: int, world: int) -> None:
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        transport: Transport,
+        store: Store,
+        rank: int,
+        world: int,
+        device: torch.device,
+    ) -> None:
         self._units, self._transport, self._store = units, transport, store
         self._rank, self._world = rank, world
+        self._side = Side.of(device)
         self._whole: dict[str, Tensor] = {}
         self._rooms: dict[str, Room] = {}
         self._pool: Pool | None = None
         self._owners: dict[int, int] = {}
         self._live: set[int] = set()
-        self._coming: dict[int, Handle] = {}
+        self._coming: dict[int, tuple[Handle, Event]] = {}
         self._pins: Counter[int] = Counter()
         self.busy: Counter[int] = Counter()
         self.permanent: frozenset[int] = frozenset()
@@ -76,15 +85,18 @@ class Residence:
 
     def gather(self, number: int, channel: Channel = "gather") -> None:
         """Start bringing a unit; into its place, if it is live: the weights are the same."""
-        handles = [self._coming.pop(number)] if number in self._coming else []
-        for flat in self._units[number].flats:
-            whole = self._whole[flat.key]
-            start, stop = flat.part(self._rank, self._world)
+        handles = [self._coming.pop(number)[0]] if number in self._coming else []
+        flats = self._units[number].flats
+        for flat in flats:  # memory is taken in the model's own stream, which is also the one that is done with it
             self._rooms[flat.key].fill()
-            self._owners[memory_of(whole)] = number
-            self._store.fetch(flat.key, ["param"], into=whole[start:stop])
-            handles.append(self._transport.all_gather(whole, whole[start:stop], channel=channel, purpose="gather"))
-        self._coming[number] = Handle(handles)
+            self._owners[memory_of(self._whole[flat.key])] = number
+        with self._side.beside():
+            for flat in flats:
+                whole = self._whole[flat.key]
+                start, stop = flat.part(self._rank, self._world)
+                self._store.fetch(flat.key, ["param"], into=whole[start:stop])
+                handles.append(self._transport.all_gather(whole, whole[start:stop], channel=channel, purpose="gather"))
+        self._coming[number] = Handle(handles), self._side.mark()
 
     def foresee(self, number: int) -> None:
         """It is gathered next: start bringing this rank's part near, where that rests elsewhere."""
@@ -93,8 +105,10 @@ class Residence:
 
     def arrive(self, number: int) -> None:
         """Wait until it is live."""
-        if (handle := self._coming.pop(number, None)) is not None:
+        if (coming := self._coming.pop(number, None)) is not None:
+            handle, copied = coming
             handle.wait()
+            copied.wait()
             self._live.add(number)
             for flat in self._units[number].flats:
                 restore(flat)

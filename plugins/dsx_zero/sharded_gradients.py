@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from dsx.contracts import Ballot, Bucket, Flat, Handle, Scope, Shard, Span, comes_back
+from dsx.contracts import Ballot, Bucket, Event, Flat, Handle, Scope, Shard, Side, Span, comes_back
 from dsx.plugin import Context
 from dsx_zero.gradients import Gradients
 
@@ -24,11 +24,13 @@ class ShardedGradients(Gradients):
 
     Buffers for whole gradients are taken when a unit's first gradient arrives and given back when its average is there;
     they are kept for the next unit of that size, since freshly mapped memory is slow. Where it is not, none is kept
-    from one window to the next.
+    from one window to the next. What follows a reduction, sums and inspection, runs beside backward's own work on the
+    device.
     """
 
     def __init__(self, ctx: Context, shards: Sequence[Shard]) -> None:
-        self._pool: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+        self._side = Side.of(ctx.plan.device)
+        self._pool: dict[tuple[int, torch.dtype], deque[tuple[Tensor, Event]]] = {}
         self._flight: deque[Flying] = deque()
         self._filled: set[str] = set()
         self._lent: set[str] = set()
@@ -45,15 +47,18 @@ class ShardedGradients(Gradients):
         free = self._pool.get((bucket.size, bucket.dtype))
         if not free:
             return self._transport.allocate(bucket.size, bucket.dtype, self._device)
-        buffer = free.pop()
+        buffer, read = free.popleft()  # the one that was given back first: its reduction has been over for longest
+        read.wait()
         for start, stop in bucket.slots[0].flat.padding():
             buffer[start:stop].zero_()  # another unit's gradients
         return buffer
 
     def _send(self, bucket: Bucket) -> None:
-        while len(self._flight) >= FLIGHT and not self.patient:
-            self._land()
-        self._flight.append(self._first(bucket) if self._key(bucket) not in self._filled else self._another(bucket))
+        with self._side.beside():
+            while len(self._flight) >= FLIGHT and not self.patient:
+                self._land()
+            first = self._key(bucket) not in self._filled
+            self._flight.append(self._first(bucket) if first else self._another(bucket))
 
     def _first(self, bucket: Bucket) -> Flying:
         """The first average of a window goes straight to where it rests."""
@@ -79,9 +84,9 @@ class ShardedGradients(Gradients):
         handle.wait()
         keep()
         buffer, bucket.buffer = bucket.buffer, None
-        free = self._pool.setdefault((bucket.size, bucket.dtype), [])
-        if buffer is not None and len(free) <= FLIGHT:
-            free.append(buffer)
+        if buffer is not None:
+            free = self._pool.setdefault((bucket.size, bucket.dtype), deque())
+            free.append((buffer, self._side.mark()))
 
     def _add(self, bucket: Bucket, part: Tensor) -> None:
         key = self._key(bucket)
@@ -108,19 +113,23 @@ class ShardedGradients(Gradients):
 
     def _reduce_all(self) -> None:
         self.reductions.flush()
-        while self._flight:
-            self._land()
+        with self._side.beside():
+            while self._flight:
+                self._land()
         self.reductions.reopen()
 
     def finish(self) -> Ballot:
         if self._owing:
             self._owing = False
             self._reduce_all()
+        self._side.join()
         self.reductions.mend()
         self.reductions.share_order(self._device)
         ballot = self._ballot(self._squares_of(shard) for shard in self._shards)
-        if comes_back(self._device):
-            self._pool.clear()
+        kept = 0 if comes_back(self._device) else FLIGHT + 1
+        for free in self._pool.values():
+            while len(free) > kept:
+                free.popleft()
         return ballot
 
     def _squares_of(self, shard: Shard) -> Tensor:
@@ -141,11 +150,12 @@ class ShardedGradients(Gradients):
         self._lent.clear()
 
     def bytes(self) -> Mapping[str, int]:
-        pooled = sum(buffer.numel() * buffer.element_size() for free in self._pool.values() for buffer in free)
+        pooled = sum(buffer.numel() * buffer.element_size() for free in self._pool.values() for buffer, _ in free)
         return {"grad": self.reductions.bytes(), "buffer": pooled}
 
     def reset(self) -> None:
         self._give_back()
+        self._side.follow()  # the squares' memory is its own, and the vote has read them
         self._filled.clear()
         self._squares.clear()
         self.reductions.reset()

@@ -42,7 +42,7 @@ class Gathered(Sharded):
     ) -> None:
         super().__init__(ctx, units, gradients)
         self._model = ctx.model
-        self.memory = Residence(self.units, self._transport, self._store, self._rank, self._world)
+        self.memory = Residence(self.units, self._transport, self._store, self._rank, self._world, self._device)
         self._words = self._transport.host()
         self.passes = Passes(self.memory, self._words, depth, self._passed_over)
         self.memory.permanent = permanent

@@ -29,6 +29,7 @@ from dsx.contracts.rule import Groups, Rule, ViewRule
 from dsx.contracts.scaler import Scaler
 from dsx.contracts.schedule import Schedule
 from dsx.contracts.stepper import Stepper
+from dsx.contracts.streams import PASSED, Event, Side, pinned
 from dsx.contracts.tier import Kind, Span, Store, Tier
 from dsx.contracts.transport import (
     CHANNELS,
@@ -50,6 +51,7 @@ __all__ = [
     "ALIGNMENT",
     "CHANNELS",
     "CONTRACT",
+    "PASSED",
     "Activations",
     "Attend",
     "Attention",
@@ -59,6 +61,7 @@ __all__ = [
     "Channel",
     "Dtypes",
     "Evaluation",
+    "Event",
     "Flat",
     "Forward",
     "Groups",
@@ -83,6 +86,7 @@ __all__ = [
     "Scope",
     "Segment",
     "Shard",
+    "Side",
     "Site",
     "Slot",
     "Span",
@@ -105,6 +109,7 @@ __all__ = [
     "lasting",
     "logical_state",
     "memory_of",
+    "pinned",
     "plain_attention",
     "with_values",
 ]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
 from functools import cached_property
 
+import torch
 from attrs import frozen
 from torch import Tensor
 
+from dsx.contracts.crossing import Copy, Crossing, device_of
 from dsx.contracts.data import Piece, Shard, State
 from dsx.contracts.layout import Layout
 from dsx.contracts.rule import Rule
@@ -46,12 +47,14 @@ class Walk:
     """Walks a rule over a layout's shards, in their order.
 
     Shards whose states are far are cut into pieces of the size that their tiers want: at multiples of the rule's block,
-    between parameters for a rule that takes them whole, not at all for one that communicates.
+    between parameters for a rule that takes them whole, not at all for one that communicates. Where a rule's states are
+    on the host and the rest is not, the gradient of the next piece is on its way while one is updated.
     """
 
     def __init__(self, rule: Rule, layout: Layout, store: Store) -> None:
         self._rule, self._layout, self._store = rule, layout, store
         self._states = {state.name: state for state in rule.states}
+        self._crossing = Crossing()
 
     @cached_property
     def parts(self) -> Sequence[Part]:
@@ -73,8 +76,9 @@ class Walk:
         gradient  None: the layout's
         """
         apart = {name for name, given in (("param", target), ("grad", gradient)) if given is not None}
-        gradient = gradient or self._gradient
+        gradient, place = gradient or self._gradient, target or self._target
         parts, near, reach = self.parts, 0, 0
+        coming: Mapping[str, Copy] = {}
         for number, part in enumerate(parts):
             reach = max(0, reach - len(part.piece))
             near = max(near, number + 1)
@@ -83,9 +87,11 @@ class Walk:
                 reach += len(parts[near].piece)
                 near += 1
             names = [name for name in part.names if name not in apart]
-            states = self._fetch(part, names, (target or self._target)(part))
-            states["grad"] = gradient(part)
-            with _together(states) as there:
+            states = self._fetch(part, names, place(part))
+            states["grad"] = coming["grad"].source if coming else gradient(part)
+            with self._crossing.together(states, coming) as there:
+                crosses = there is not states and device_of(there).type == "cpu" and number + 1 < len(parts)
+                coming = self._start(parts[number + 1], gradient, place) if crosses else {}
                 call(part.piece, there)
             self._store.put(part.piece.shard.key, dirty=names)
             if part.last:
@@ -115,6 +121,15 @@ class Walk:
         wanted = [name for name in (*self._read(part), *grad) if name not in apart]
         for span, names in self._spans(part, wanted):
             self._store.prefetch(key, names, span)
+
+    def _start(
+        self, part: Part, gradient: Callable[[Part], Tensor], place: Callable[[Part], Tensor | None]
+    ) -> Mapping[str, Copy]:
+        """Start bringing a piece's gradient to the host, and its parameter where that is not the store's."""
+        tensors = {"grad": gradient(part)}
+        if (param := place(part)) is not None:
+            tensors["param"] = param
+        return self._crossing.bring(tensors, torch.device("cpu"))
 
     def _read(self, part: Part) -> list[str]:
         """A separate master is read; then the parameter is only written, so it never has to be brought near."""
@@ -149,22 +164,6 @@ class Walk:
         if (state.scope, state.shape) == ("shard", "block"):
             return start // self._rule.block, stop // self._rule.block
         return None
-
-
-@contextmanager
-def _together(states: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
-    """The same on one device, that of the rule's states: what lies elsewhere is brought there, and back."""
-    own = [tensor for name, tensor in states.items() if name not in ("param", "grad")]
-    device = own[0].device
-    if all(tensor.device == device for tensor in states.values()):
-        yield states
-        return
-    moved = {id(tensor): tensor.to(device) for tensor in states.values()}  # master and param may be one
-    there = {name: moved[id(tensor)] for name, tensor in states.items()}
-    yield there
-    for name, tensor in states.items():
-        if name != "grad" and tensor.device != device:
-            tensor.copy_(there[name])
 
 
 def _stops(shard: Shard, grain: int | None, rule: Rule) -> Iterator[int]:
