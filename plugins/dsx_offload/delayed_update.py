@@ -52,7 +52,7 @@ class Delayed(Stepper):
     def start(self, job: Job) -> None:
         self._make_room()
         if job.number <= self._after:
-            self._walk.sweep(self._call(job), self._layout.publish)
+            self._walk.sweep(self._call(job), self._layout.publish, partial=not all(job.used))
             self._layout.reset()
             return
         for shard in self._layout.shards:
@@ -130,6 +130,7 @@ class Delayed(Stepper):
         all of it is."""
         here, target = self._parameters[shard.key], self._layout.target(shard)
         if target is not None:
+            self._layout.settle()  # what was published belongs to whatever brings it to the ranks until then
             here.copy_(target)
             return
         for start, stop in self._spans(shard):

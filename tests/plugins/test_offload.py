@@ -93,6 +93,24 @@ def test_every_bit_is_that_of_the_run_without_cases_49_98(ranks, tmp_path, layou
     assert list(tmp_path.iterdir()) == []
 
 
+def with_a_branch(tiers: dict[str, dict[str, Any]]) -> list[float]:
+    """Losses of updates of which every other one uses a branch."""
+    engine = prepare("zero3", tiers, half=True)
+    losses = []
+    for step in range(STEPS):
+        engine.backward(engine(*tokens(step, 0, 0), side=step % 2 == 1))
+        losses.append(engine.step().loss)
+    engine.close()
+    return losses
+
+
+@pytest.mark.parametrize("update", ["host", "device"])
+def test_parameters_that_a_step_leaves_alone_are_what_they_were(tmp_path, update) -> None:
+    """Their masters are not read into them anew, so what lay in a buffer must not take their place."""
+    disk = {"path": str(tmp_path), "states": ["optimizer", "grad", "param"], "piece_bytes": SMALL, "update": update}
+    assert with_a_branch({"nvme_offload": disk}) == with_a_branch({})
+
+
 def files_of(engine: dsx.Engine) -> Any:
     (tier,) = [tier for name, tier in engine.program.store.claimants if name == "nvme_offload"]
     return tier

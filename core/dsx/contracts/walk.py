@@ -68,12 +68,14 @@ class Walk:
         *,
         target: Target | None = None,
         gradient: Callable[[Part], Tensor] | None = None,
+        partial: bool = False,
     ) -> None:
         """Give every piece to `call`, with its states; `done` follows the last piece of a shard.
 
         target    memory of the caller's for the new parameter, which has the present one if there is no separate
                   master; the store's is not touched then. None: where the layout wants it
         gradient  None: the layout's
+        partial   whether `call` may leave some of a parameter as it is: then it is read even if there is a master
         """
         apart = {name for name, given in (("param", target), ("grad", gradient)) if given is not None}
         gradient, place = gradient or self._gradient, target or self._target
@@ -83,11 +85,11 @@ class Walk:
             reach = max(0, reach - len(part.piece))
             near = max(near, number + 1)
             while near < len(parts) and (near == number + 1 or reach < self._reach):
-                self._bring(parts[near], apart)
+                self._bring(parts[near], apart, partial)
                 reach += len(parts[near].piece)
                 near += 1
             names = [name for name in part.names if name not in apart]
-            states = self._fetch(part, names, place(part))
+            states = self._fetch(part, names, place(part), partial)
             states["grad"] = coming["grad"].source if coming else gradient(part)
             with self._crossing.together(states, coming) as there:
                 crosses = there is not states and device_of(there).type == "cpu" and number + 1 < len(parts)
@@ -115,10 +117,10 @@ class Walk:
     def _gradient(self, part: Part) -> Tensor:
         return self._layout.gradient_of(part.piece.shard, part.span)
 
-    def _bring(self, part: Part, apart: Set[str]) -> None:
+    def _bring(self, part: Part, apart: Set[str], partial: bool) -> None:
         key, held = part.piece.shard.key, self._store.names(part.piece.shard.key)
         grad = ["grad"] if "grad" in held else []
-        wanted = [name for name in (*self._read(part), *grad) if name not in apart]
+        wanted = [name for name in (*self._read(part, partial), *grad) if name not in apart]
         for span, names in self._spans(part, wanted):
             self._store.prefetch(key, names, span)
 
@@ -131,13 +133,13 @@ class Walk:
             tensors["param"] = param
         return self._crossing.bring(tensors, torch.device("cpu"))
 
-    def _read(self, part: Part) -> list[str]:
-        """A separate master is read; then the parameter is only written, so it never has to be brought near."""
-        separate = "master" in part.names
+    def _read(self, part: Part, partial: bool) -> list[str]:
+        """A separate master is read; then a parameter that is written whole never has to be brought near."""
+        separate = "master" in part.names and not partial
         return [name for name in part.names if not (separate and name == "param")]
 
-    def _fetch(self, part: Part, wanted: Sequence[str], target: Tensor | None) -> dict[str, Tensor]:
-        read = self._read(part)
+    def _fetch(self, part: Part, wanted: Sequence[str], target: Tensor | None, partial: bool) -> dict[str, Tensor]:
+        read = self._read(part, partial)
         states: dict[str, Tensor] = {}
         for span, names in self._spans(part, wanted):
             kept = [name for name in names if name in read]

@@ -27,7 +27,7 @@ class Inline(Stepper):
         rule, layout = self._rule, self._layout
         sums = torch.zeros(rule.sums, len(job.used), dtype=torch.float64)
         if rule.sums:
-            self._walk.sweep(lambda piece, states: rule.measure(piece, states, job, sums))
+            self._walk.sweep(lambda piece, states: rule.measure(piece, states, job, sums), partial=True)
             sums = layout.total(sums)
 
         def update(piece: Piece, states: Mapping[str, Tensor]) -> None:
@@ -40,5 +40,5 @@ class Inline(Stepper):
                 gradient=lambda part: layout.local(part.piece.shard)[0],
             )
         else:
-            self._walk.sweep(update, layout.publish)
+            self._walk.sweep(update, layout.publish, partial=not all(job.used))
         layout.reset()
