@@ -83,7 +83,7 @@ class FusedAdamW(ViewRule):
         steps: list[int],
         hyper: Hyper,
     ) -> None:
-        counts = torch.tensor(steps, dtype=torch.float32, device=weights[0].device)
+        counts = torch.tensor(steps, dtype=torch.float32).to(weights[0].device, non_blocking=True)
         torch._fused_adamw_(
             weights,
             grads,

@@ -24,14 +24,14 @@ class AdamW(ViewRule):
         steps: list[int],
         hyper: Hyper,
     ) -> None:
-        counts = list(torch.tensor(steps, dtype=torch.float32, device=weights[0].device).unbind())
+        counts = torch.tensor(steps, dtype=torch.float32).to(weights[0].device, non_blocking=True)
         torch._fused_adamw_(
             weights,
             grads,
             states["exp_avg"],
             states["exp_avg_sq"],
             [],
-            counts,
+            list(counts.unbind()),
             lr=hyper.lr,
             beta1=hyper.betas[0],
             beta2=hyper.betas[1],
