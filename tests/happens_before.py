@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dsx.contracts import Channel, Handle, Operation, Purpose, Transport
+from dsx.contracts import CHANNELS, Channel, Handle, Operation, Purpose, Transport
 from dsx.plugin import Descriptor, Fill, Part, hook
 
 Clock = dict[str, int]
@@ -227,38 +227,39 @@ def recorded(monkeypatch: pytest.MonkeyPatch, device: str = "cpu") -> Iterator[R
 
 
 class Collectives(Transport):
-    """As NCCL for one rank: works on a stream of its own, which begins after the caller's, and which whoever waits
-    waits for."""
+    """As NCCL for one rank: each channel has a stream of its own, which begins after the caller's, and which whoever
+    waits waits for."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self._recorder, self._stream = recorder, recorder.Stream()
+        self._recorder = recorder
+        self._streams = {channel: recorder.Stream() for channel in CHANNELS}
 
     def all_gather(self, out: Tensor, shard: Tensor, *, channel: Channel, purpose: Purpose) -> Handle:
-        return self._work("all_gather", [shard], out)
+        return self._work("all_gather", [shard], out, channel)
 
     def reduce_scatter(
         self, out: Tensor, whole: Tensor, op: Operation = "mean", *, channel: Channel, purpose: Purpose
     ) -> Handle:
-        return self._work("reduce_scatter", [whole], out)
+        return self._work("reduce_scatter", [whole], out, channel)
 
     def all_reduce(self, tensor: Tensor, op: Operation = "mean", *, channel: Channel, purpose: Purpose) -> Handle:
-        return self._work("all_reduce", [tensor], tensor)
+        return self._work("all_reduce", [tensor], tensor, channel)
 
     def broadcast(self, tensor: Tensor, root: int = 0, *, channel: Channel, purpose: Purpose) -> Handle:
-        return self._work("broadcast", [tensor], tensor)
+        return self._work("broadcast", [tensor], tensor, channel)
 
     def host(self) -> Transport:
         return Transport()
 
-    def _work(self, what: str, reads: Iterable[Tensor], out: Tensor) -> Handle:
-        recorder, event = self._recorder, self._recorder.Event()
-        self._stream.wait_stream(recorder.current_stream())
-        with recorder.stream(self._stream):
+    def _work(self, what: str, reads: Iterable[Tensor], out: Tensor, channel: Channel) -> Handle:
+        recorder, event, stream = self._recorder, self._recorder.Event(), self._streams[channel]
+        stream.wait_stream(recorder.current_stream())
+        with recorder.stream(stream):
             for source in reads:
                 if source.data_ptr() != out.data_ptr():
                     out.copy_(source)
             recorder.touch(reads, [out], what)
-        event.record(self._stream)
+        event.record(stream)
         return Handle([_Work(lambda: event.wait(recorder.current_stream()))])
 
 

@@ -22,7 +22,7 @@ from kernels.cases import TABLE
 
 STAGES: Sequence[tuple[int, Sequence[tuple[str, ...]]]] = (
     (200, [("kernels", operation) for operation in TABLE]),
-    (120, [("engine",), ("offload",), *(("ranks", layout) for layout in LAYOUTS)]),
+    (120, [("engine",), ("offload",), ("streams",), *(("ranks", layout) for layout in LAYOUTS)]),
     (120, [("speed",)]),
 )
 """Seconds, and the parts that run at the same time within them. What is timed runs alone."""

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from happens_before import CollectivesPlugin, Recorder, recorded
 from torch import Tensor
 
 import dsx
 from dsx.contracts import streams
 from dsx.testing.models import Tangle, tokens
 from dsx_zero.rooms import Resized
+from happens_before import CollectivesPlugin, Recorder, recorded
 
 
 def train(
-    patch: pytest.MonkeyPatch, recorder: Recorder | None, stage: str, accumulation: int = 1, **options: Any
+    patch: pytest.MonkeyPatch,
+    recorder: Recorder | None,
+    stage: str,
+    accumulation: int = 1,
+    collectives: bool = True,
+    **options: Any,
 ) -> list[float]:
-    """Losses of three updates; whole parameters come and go by the allocator, as on a GPU."""
+    """Losses of three updates; whole parameters come and go by the allocator, as on a GPU.
+
+    collectives  on streams of their own; False: none, as for one rank
+    """
 
     class Told(Resized):
         def __init__(self, tensor: Tensor) -> None:
@@ -36,17 +43,16 @@ def train(
 
     patch.setattr("dsx_zero.residence.mappable", lambda device: False)
     patch.setattr("dsx_zero.sharded_gradients.comes_back", lambda device: False)
-    communicate: Mapping[str, Any] = {}
     if recorder is not None:
         patch.setattr("dsx_zero.residence.Resized", Told)
-        communicate = {"use": ["recorded"]}
+    noted = recorder is not None and collectives
     manifest = {
         "partition": {"use": [stage], **({stage: options} if options else {})},
-        "communicate": communicate,
+        "communicate": {"use": ["recorded"] if noted else []},
         "batch": {"accumulation": accumulation},
         "optimize": {"clip_norm": 0.5},
     }
-    plugins = {"recorded": CollectivesPlugin(recorder)} if recorder is not None else {}
+    plugins = {"recorded": CollectivesPlugin(recorder)} if noted else {}
     engine = dsx.prepare(Tangle(width=16, layers=4), manifest, plugins=plugins)
     steps = [[tokens(step, micro, 0) for micro in range(accumulation)] for step in range(3)]
     losses = [engine.train_step(batches).loss for batches in steps]
@@ -65,11 +71,14 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("collectives", [True, False])
 @pytest.mark.parametrize(("stage", "accumulation", "options"), CASES)
-def test_everything_waits_for_what_it_reads_and_overwrites(monkeypatch, stage, accumulation, options) -> None:
+def test_everything_waits_for_what_it_reads_and_overwrites(
+    monkeypatch, stage, accumulation, options, collectives
+) -> None:
     plain = train(monkeypatch, None, stage, accumulation, **options)
     with recorded(monkeypatch) as recorder:
-        losses = train(monkeypatch, recorder, stage, accumulation, **options)
+        losses = train(monkeypatch, recorder, stage, accumulation, collectives, **options)
     assert recorder.races == []
     assert losses == plain, "the same bits as on a device without streams"
 
@@ -89,5 +98,5 @@ def test_without_any_of_these_waits_something_does_not(monkeypatch, stage, wait)
     with recorded(monkeypatch) as recorder:
         name, method = wait.split(".")
         monkeypatch.setattr(getattr(streams, name), method, lambda self: None)
-        train(monkeypatch, recorder, stage)
+        train(monkeypatch, recorder, stage, collectives=stage == "zero2")
     assert recorder.races
