@@ -51,7 +51,8 @@ class HostTier(Tier):
 
     def prefetch(self, key: str, read: Sequence[str], span: Span | None = None) -> None:
         for name in read:
-            if name != PARAMETER or span is not None:  # a layout has a whole one copied straight into its place
+            straight = name == PARAMETER and span is None  # a layout has a whole one copied into its place
+            if not straight and self._lending.copies(name, self._tensors[key, name]):
                 self._lending.bring(key, name, self._part(key, name, span))
 
     def fetch(

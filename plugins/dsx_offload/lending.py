@@ -49,8 +49,8 @@ class Lending:
         return held.device != self._device and (self._all or name in (GRADIENT, PARAMETER))
 
     def bring(self, key: str, name: str, held: Tensor) -> None:
-        """Start the copy that a later `lend` of the same part takes, if it takes one."""
-        if self.copies(name, held) and self._find(self._ahead[key, name], held) is None:
+        """Start the copy that a later `lend` of the same part takes."""
+        if self._find(self._ahead[key, name], held) is None:
             self._ahead[key, name].append(self._copy(held, read=True))
 
     def lend(self, key: str, name: str, held: Tensor, read: bool) -> Tensor:

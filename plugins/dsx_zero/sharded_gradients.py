@@ -116,6 +116,10 @@ class ShardedGradients(Gradients):
         with self._side.beside():
             while self._flight:
                 self._land()
+        for free in self._pool.values():
+            while len(free) > FLIGHT + 1:  # more were under way at once than usually are
+                _, read = free.popleft()
+                read.wait()
         self.reductions.reopen()
 
     def finish(self) -> Ballot:
@@ -126,10 +130,8 @@ class ShardedGradients(Gradients):
         self.reductions.mend()
         self.reductions.share_order(self._device)
         ballot = self._ballot(self._squares_of(shard) for shard in self._shards)
-        kept = 0 if comes_back(self._device) else FLIGHT + 1
-        for free in self._pool.values():
-            while len(free) > kept:
-                free.popleft()
+        if comes_back(self._device):
+            self._pool.clear()
         return ballot
 
     def _squares_of(self, shard: Shard) -> Tensor:
