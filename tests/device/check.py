@@ -24,6 +24,7 @@ STAGES: Sequence[tuple[int, Sequence[tuple[str, ...]]]] = (
     (200, [("kernels", operation) for operation in TABLE]),
     (120, [("engine",), ("offload",), ("streams",), *(("ranks", layout) for layout in LAYOUTS)]),
     (120, [("speed",)]),
+    (40, [("streams", "overlap")]),
 )
 """Seconds, and the parts that run at the same time within them. What is timed runs alone."""
 
