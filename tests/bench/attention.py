@@ -1,18 +1,20 @@
 """Block-sparse attention against dense attention on the CPU: forward and backward, time and memory.
 
-    python tests/bench/attention.py [--lengths 1024,4096] [--dtypes float32,bfloat16] [--rounds 3] [--threads 1]
-                                    [--flex] [--plots FOLDER] [--json OUT]
+    python tests/bench/attention.py [--lengths 1024,4096] [--dtypes float32,bfloat16] [--ways dense,sparse] [--rounds 3]
+                                    [--threads 1] [--no-memory] [--json FILE]
 
 8 heads of 64, causal; ours sees a window of 4 blocks of 128 tokens and the first block. All ways take turns, round by
 round, in one process; times are CPU time with one thread, else elapsed time, the least of the rounds, since what else
 the machine does only ever adds. Memory is what one forward and backward adds to the peak resident size of a process of
-its own. A way is left out at lengths where it is quadratic and would take minutes.
+its own. A way is left out at lengths where it is quadratic and would take minutes. `attention_report.py` makes tables
+and plots of the files, to which rows are added: a measurement can be made in parts.
 
-dense         scaled_dot_product_attention(is_causal=True)
-dense mask    the same with a boolean mask of the pattern
-flex          FlexAttention, compiled; forward only, since it has no backward on CPUs
-dsx dense     block_attention with every block of the causal triangle
-dsx sparse    block_attention with the pattern
+dense   scaled_dot_product_attention(is_causal=True)
+mask    the same with a boolean mask of the pattern
+eager   scores, softmax and products one after the other, with that mask
+flex    FlexAttention with the pattern, compiled; forward only, since it has no backward on CPUs
+ours    block_attention with every block of the causal triangle
+sparse  block_attention with the pattern
 """
 
 from __future__ import annotations
@@ -35,10 +37,11 @@ HEADS, DIM, BLOCK, WINDOW = 8, 64, 128, 4
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
 LONGEST: Mapping[str, int] = {
     "dense": 16384,
-    "dense mask": 4096,
-    "dsx dense": 8192,
+    "mask": 4096,
+    "eager": 4096,
     "flex": 65536,
-    "dsx sparse": 1 << 30,
+    "ours": 16384,
+    "sparse": 1 << 30,
 }
 """The longest sequence that each way is given."""
 
@@ -65,12 +68,15 @@ def way_of(name: str, length: int) -> Way:
 
     if name == "dense":
         return lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True)
-    if name == "dense mask":
+    if name == "mask":
         mask = layout(length).mask()[:1]
         return lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    if name == "eager":
+        hidden = ~layout(length).mask()[:1]
+        return lambda q, k, v: (q @ k.mT / DIM**0.5).masked_fill(hidden, float("-inf")).softmax(-1) @ v
     if name == "flex":
         return _flex(length)
-    made = layout(length, dense=name == "dsx dense")
+    made = layout(length, dense=name == "ours")
     return lambda q, k, v: block_attention(q, k, v, made)
 
 
@@ -134,65 +140,33 @@ def _status(field: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
-def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    names = [name for name in LONGEST if name != "flex" or arguments.flex]
+def measure(arguments: argparse.Namespace) -> None:
     for dtype in arguments.dtypes.split(","):
         for length in map(int, arguments.lengths.split(",")):
-            here = [name for name in names if length <= LONGEST[name]]
-            found = times(here, length, getattr(torch, dtype), arguments.rounds)
-            for name, seconds in found.items():
-                row = {"dtype": dtype, "length": length, "way": name, "seconds": seconds}
-                row["bytes"] = memory(name, length, dtype)
-                row["times"] = found["dense"] / seconds if "dense" in found and name != "flex" else None
-                rows.append(row)
-                print(line(row), flush=True)
-    return rows
+            here = [name for name in arguments.ways.split(",") if length <= LONGEST[name]]
+            for name, seconds in times(here, length, getattr(torch, dtype), arguments.rounds).items():
+                row = {"dtype": dtype, "length": length, "way": name, "threads": arguments.threads, "seconds": seconds}
+                row["bytes"] = None if arguments.no_memory else memory(name, length, dtype)
+                size = "" if row["bytes"] is None else f", {row['bytes'] / 2**20:.0f} MiB"
+                print(f"{dtype}, {length} tokens, {name}: {seconds * 1e3:.1f} ms{size}", flush=True)
+                if arguments.json:
+                    keep(row, arguments.json)
 
 
-def line(row: Mapping[str, Any]) -> str:
-    times = "" if row["times"] is None else f"{row['times']:.2f}"
-    cells = (
-        row["dtype"],
-        row["length"],
-        row["way"],
-        f"{row['seconds'] * 1e3:.1f}",
-        f"{row['bytes'] / 2**20:.0f}",
-        times,
-    )
-    return f"| {' | '.join(map(str, cells))} |"
-
-
-def plot(rows: list[dict[str, Any]], folder: Path) -> None:
-    """attention_time.svg and attention_memory.svg, one panel a dtype."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    dtypes = sorted({row["dtype"] for row in rows}, reverse=True)
-    for what, unit, scale in (("time", "ms", 1e3), ("memory", "MiB", 2**-20)):
-        figure, panels = pyplot.subplots(1, len(dtypes), figsize=(5 * len(dtypes), 4), squeeze=False)
-        for panel, dtype in zip(panels[0], dtypes, strict=True):
-            for name in LONGEST:
-                mine = [row for row in rows if (row["dtype"], row["way"]) == (dtype, name)]
-                values = [row["seconds" if what == "time" else "bytes"] * scale for row in mine]
-                if mine:
-                    panel.loglog([row["length"] for row in mine], values, marker="o", label=name, base=2)
-            panel.set(title=dtype, xlabel="tokens", ylabel=f"{what}, {unit}")
-            panel.legend()
-        figure.tight_layout()
-        figure.savefig(folder / f"attention_{what}.svg")
+def keep(row: Mapping[str, Any], file: Path) -> None:
+    """Add a row to a file of them."""
+    rows = json.loads(file.read_text()) if file.exists() else []
+    file.write_text(json.dumps([*rows, row], indent=1))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
     parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--ways", default=",".join(LONGEST))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--flex", action="store_true")
-    parser.add_argument("--plots", type=Path)
+    parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--peak", nargs=3, metavar=("WAY", "LENGTH", "DTYPE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -202,12 +176,7 @@ def main() -> None:
         print(peak(name, int(length), getattr(torch, dtype)))
         return
     print(f"torch {torch.__version__}, {platform.machine()}, {arguments.threads} thread(s)")
-    print("| dtype | tokens | way | ms | MiB added | times faster than dense |\n|---|---|---|---|---|---|")
-    rows = measure(arguments)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1))
-    if arguments.plots:
-        plot(rows, arguments.plots)
+    measure(arguments)
 
 
 if __name__ == "__main__":

@@ -20,11 +20,15 @@ from typing import Any
 from device.engine import LAYOUTS
 from kernels.cases import TABLE
 
+DTYPES = ("float32", "bfloat16", "float16")
+"""That attention is checked in: most of the time goes by while its kernels are compiled."""
+
 STAGES: Sequence[tuple[int, Sequence[tuple[str, ...]]]] = (
-    (200, [("kernels", operation) for operation in TABLE]),
-    (120, [("engine",), ("offload",), ("streams",), *(("ranks", layout) for layout in LAYOUTS)]),
-    (120, [("speed",)]),
-    (40, [("streams", "overlap")]),
+    (180, [*(("kernels", operation) for operation in TABLE), *(("attention", dtype) for dtype in DTYPES)]),
+    (110, [("engine",), ("offload",), ("streams",), *(("ranks", layout) for layout in LAYOUTS)]),
+    (90, [("speed",)]),
+    (30, [("streams", "overlap")]),
+    (60, [("attention_speed",)]),
 )
 """Seconds, and the parts that run at the same time within them. What is timed runs alone."""
 

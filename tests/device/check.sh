@@ -3,8 +3,8 @@
 #
 # Every kernel, by Triton and by CUDA, against the float64 reference, the engine under every layout against plain PyTorch,
 # alone and on two ranks, with side streams as they are and slow ones, and kernels timed against the bandwidth that this
-# GPU has. WHEELS is a folder of wheels made by wheels.sh, from which what this Python lacks is installed, without a
-# network and beside the build, not into it.
+# GPU has, block attention against torch's. WHEELS is a folder of wheels made by wheels.sh, from which what this Python
+# lacks is installed, without a network and beside the build, not into it.
 # Results: $OUT/results.json, if OUT is set. Exit code: 0 all is well, 1 something is not, 77 there is no GPU here.
 # PYTHON names the interpreter, python3 by default; DEVICE=cpu tries the script itself, with what kernels a CPU has.
 # PATIENCE multiplies the time that each part has: on a busy machine, more than 1.

@@ -28,7 +28,7 @@ def operation_of(name: str) -> Operation:
 
 def _of(implementation: Implementation, operation: str, device: str) -> Checks:
     if (reason := implementation.missing()) is not None:
-        yield f"{implementation.name}", partial(_is_missing, reason)
+        yield f"{implementation.name}", partial(missing, reason)
         return
     function = implementation.load()
     served = [case for case in TABLE[operation] if case.tensors[KEYS[operation]] in implementation.dtypes]
@@ -44,7 +44,7 @@ def _of(implementation: Implementation, operation: str, device: str) -> Checks:
         yield f"{implementation.name}: the bits of native", partial(_has_the_bits_of, native, function, served, device)
 
 
-def _is_missing(reason: str) -> Figures:
+def missing(reason: str) -> Figures:
     raise AssertionError(reason)
 
 

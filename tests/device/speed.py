@@ -56,7 +56,7 @@ def checks(device: str, argument: str | None) -> Checks:
 def _bandwidth(device: str, size: int) -> float:
     """Bytes a second of a copy: the best that is seen."""
     source, target = (torch.rand(size, device=device) for _ in range(2))
-    return 8 * size / min(_times(lambda: target.copy_(source), device))
+    return 8 * size / min(times(lambda: target.copy_(source), device))
 
 
 def _compare(case: Case, device: str, rate: float) -> Figures:
@@ -70,7 +70,7 @@ def _compare(case: Case, device: str, rate: float) -> Figures:
     }
     if case.operation in _TORCHS:
         runs["torch"] = partial(_TORCHS[case.operation], tensors)
-    found = {name: statistics.median(_times(run, device)) for name, run in runs.items()}
+    found = {name: statistics.median(times(run, device)) for name, run in runs.items()}
     words = {f"{name} us": round(1e6 * seconds, 1) for name, seconds in found.items()}
     bound = _moved(case, tensors) / rate
     shares = {f"bandwidth used by {name}": round(bound / found[name], 3) for name in found if name not in _OTHERS}
@@ -143,12 +143,12 @@ def _step(precision: str, device: str) -> Figures:
         optimizer.step()
         optimizer.zero_grad()
 
-    mine, plains = (statistics.median(_times(run, device, 5, 3)) for run in (ours, plain))
+    mine, plains = (statistics.median(times(run, device, 5, 3)) for run in (ours, plain))
     engine.close()
     return {"dsx ms": round(1e3 * mine, 2), "plain ms": round(1e3 * plains, 2), "ratio": round(mine / plains, 3)}
 
 
-def _times(run: Callable[[], Any], device: str, rounds: int = ROUNDS, calls: int = CALLS) -> list[float]:
+def times(run: Callable[[], Any], device: str, rounds: int = ROUNDS, calls: int = CALLS) -> list[float]:
     """Seconds of a call, of each round, after what the first calls compile."""
     for _ in range(3):
         run()

@@ -77,13 +77,13 @@ def conclude(compiler: str, version: str, found: Table, write: bool, problems: S
     return 1 if problems else 0
 
 
-def beyond(compiler: str, found: Table, spilled: int = 0) -> Iterator[str]:
-    """What is beyond a limit, in words; `spilled` bytes of a thread, or registers of a wave, may be."""
+def beyond(compiler: str, found: Table) -> Iterator[str]:
+    """What is beyond a limit, in words."""
     for operation, kernels in found.items():
         for words, targets in kernels.items():
             for target, takes in targets.items():
                 here, most = f"{operation} {words} on {target}", 1024 * SHARED[target]
-                if takes["spilled"] > spilled:
+                if takes["spilled"]:
                     yield f"{here}: {takes['spilled']} bytes or registers are spilled"
                 if takes["shared"] > most:
                     yield f"{here}: {takes['shared']} bytes of shared memory, at most {most} there"

@@ -30,9 +30,9 @@ def test_without_a_gpu_the_script_says_so() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["kernels cast", "ranks zero3"])
+@pytest.mark.parametrize("part", ["kernels cast", "ranks zero3", "attention bfloat16", "attention_speed"])
 def test_parts_run_on_the_cpu_too(part: str, tmp_path: Path) -> None:
-    if part.startswith("kernels") and (reason := library.missing()):
+    if part.split()[0] in ("kernels", "attention") and (reason := library.missing()):
         pytest.skip(f"the CPU has no kernel: {reason}")
     done = run(sys.executable, "-m", "device.part", *part.split(), "--device", "cpu", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
