@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 from unittest import mock
 
 from dsx_kernels.block_attention import triton_engine
@@ -43,8 +42,4 @@ def _launches(case: Case) -> Iterator[tuple[str, Launch]]:
     for kernel, _, arguments, constants in (started.args for started in start.call_args_list):
         named = {**dict.fromkeys(kernel.arg_names), **arguments}
         values = tuple(named[name] for name in kernel.arg_names if name not in constants)
-        yield kernel.fn.__name__, Launch(kernel, values, constants, _options(constants))
-
-
-def _options(constants: dict[str, Any]) -> dict[str, Any]:
-    return {"num_warps": triton_engine.warps(constants), "num_stages": 2}
+        yield kernel.fn.__name__, Launch(kernel, values, constants, triton_engine.options(constants))

@@ -63,12 +63,12 @@ def start(kernel: Any, grid: tuple[int, int, int], arguments: dict[str, Any], co
     """Start a kernel on the current stream of its tensors' device; it takes of the arguments what it knows."""
     taken = {name: value for name, value in arguments.items() if name in kernel.arg_names}
     with torch.cuda.device_of(arguments["q"]):  # type: ignore[no-untyped-call]
-        kernel[grid](**taken, **constants, num_warps=warps(constants), num_stages=2)
+        kernel[grid](**taken, **constants, **options(constants))
 
 
-def warps(constants: dict[str, Any]) -> int:
-    """Warps of a program: eight where rows are long."""
-    return 8 if constants["WIDTH"] >= 128 else 4
+def options(constants: dict[str, Any]) -> dict[str, Any]:
+    """How a kernel is compiled: eight warps where rows are long, and products fused with sums."""
+    return {"num_warps": 8 if constants["WIDTH"] >= 128 else 4, "num_stages": 2, "enable_fp_fusion": True}
 
 
 def _tiles(q: Tensor, call: Call) -> tuple[int, int]:
@@ -95,13 +95,18 @@ def _constants(q: Tensor, call: Call, rows: int, columns: int) -> dict[str, Any]
 
 
 def _tensors(**tensors: Tensor) -> dict[str, Any]:
-    """Tensors with their strides, the last dimension made contiguous."""
+    """Tensors with their strides, as `_close` makes them."""
     made: dict[str, Any] = {}
     for name, tensor in tensors.items():
-        made[name] = tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+        made[name] = _close(tensor)
         for part, stride in zip(("batch", "head", "token"), made[name].stride(), strict=False):
             made[f"{name}_{part}"] = stride
     return made
+
+
+def _close(tensor: Tensor) -> Tensor:
+    """A tensor whose rows are contiguous, and near enough that places in a tile of them take 32 bits."""
+    return tensor if tensor.stride(-1) == 1 and tensor.stride(-2) < 1 << 24 else tensor.contiguous()
 
 
 def _rows(call: Call) -> dict[str, Any]:
@@ -113,9 +118,7 @@ def _numbers(q: Tensor, k: Tensor, call: Call) -> dict[str, Any]:
     """What all kernels are told alike."""
     layout = call.layout
     segmented = layout.query_segments.shape[1] > 0 and layout.key_segments.shape[1] > 0
-    bias = call.bias
-    if bias is not None and bias.stride(-1) != 1:
-        bias = bias.contiguous()
+    bias = None if call.bias is None else _close(call.bias)
     strides = (0, 0, 0) if bias is None else bias.stride()[:3]
     return {
         "kinds": layout.kinds,

@@ -30,7 +30,6 @@ def forward(
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     group = tl.load(groups + batch * groups_batch + head).to(tl.int64)
     window = tl.load(windows + group)
-    query = first + tl.arange(0, ROWS)
     rows = load_rows(q + batch * q_batch + head * q_head, first, q_token, queries, ROWS, DIM, WIDTH)
     k += batch * k_batch + (head // share) * k_head
     v += batch * v_batch + (head // share) * v_head
@@ -44,12 +43,12 @@ def forward(
         entry = step // PARTS
         at = tl.load(columns + entry).to(tl.int64) * BLOCK + step % PARTS * COLUMNS
         if at < keys:
-            key = at + tl.arange(0, COLUMNS)
             mask = tl.load(masks + entry).to(tl.int64) if masks is not None else 0
             scores = score(
-                rows, load_rows(k, at, k_token, keys, COLUMNS, DIM, WIDTH), scale, batch, head, query, key,
+                rows, load_rows(k, at, k_token, keys, COLUMNS, DIM, WIDTH), scale, batch, head, first, at,
                 queries, keys, tl.load(kinds + entry).to(tl.int32), window, mask, padding, bias, bias_batch, bias_head,
                 bias_query, query_segments, query_segments_batch, key_segments, key_segments_batch, bits, BLOCK,
+                ROWS, COLUMNS,
             )  # fmt: skip
             now = tl.maximum(most, tl.max(scores, axis=1))
             base = tl.where(now == float("-inf"), 0.0, now)
@@ -57,7 +56,7 @@ def forward(
             fade = tl.exp2(most - base)
             total = total * fade + tl.sum(weights, axis=1)
             if DROP:
-                weights *= keep(batch * heads + head, query, key, seed, threshold, kept)
+                weights *= keep(batch * heads + head, first, at, seed, threshold, kept, ROWS, COLUMNS)
             values = load_rows(v, at, v_token, keys, COLUMNS, DIM, WIDTH)
             sums = tl.dot(weights.to(values.dtype), values, sums * fade[:, None], input_precision="ieee")
             most = now
@@ -66,4 +65,6 @@ def forward(
     store_rows(out + batch * out_batch + head * out_head, first, out_token, queries, made, ROWS, DIM, WIDTH)
     LN_2: tl.constexpr = 0.6931471805599453
     logs = tl.where(empty, float("-inf"), (most + tl.log2(tl.where(empty, 1.0, total))) * LN_2)
-    tl.store(lse + (batch * heads + head) * queries + query, logs, mask=query < queries)
+    row = tl.arange(0, ROWS)
+    lse += (batch * heads + head) * queries + first
+    tl.store(lse + row, logs, mask=row < (queries - first).to(tl.int32))

@@ -31,7 +31,7 @@ def grad_keys(
     PARTS: tl.constexpr = BLOCK // ROWS
     first = tl.program_id(0).to(tl.int64) * COLUMNS
     key_head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    key = first + tl.arange(0, COLUMNS)
+    row = tl.arange(0, ROWS)
     tokens = load_rows(k + batch * k_batch + key_head * k_head, first, k_token, keys, COLUMNS, DIM, WIDTH)
     values = load_rows(v + batch * v_batch + key_head * v_head, first, v_token, keys, COLUMNS, DIM, WIDTH)
     key_sums = tl.zeros((COLUMNS, WIDTH), tl.float32)
@@ -46,25 +46,25 @@ def grad_keys(
             entry = tl.load(entries + step // PARTS)
             at = tl.load(rows + step // PARTS).to(tl.int64) * BLOCK + step % PARTS * ROWS
             if at < queries:
-                query = at + tl.arange(0, ROWS)
-                line = (batch * heads + head) * queries + query
-                shift = tl.load(lse + line, mask=query < queries, other=float("-inf"))
+                inside = row < (queries - at).to(tl.int32)
+                line = (batch * heads + head) * queries + at
+                shift = tl.load(lse + line + row, mask=inside, other=float("-inf"))
                 shift = tl.where(shift == float("-inf"), float("inf"), shift * LOG2_E)
-                deltas = tl.load(delta + line, mask=query < queries, other=0.0)
+                deltas = tl.load(delta + line + row, mask=inside, other=0.0)
                 mask = tl.load(masks + entry).to(tl.int64) if masks is not None else 0
                 tile = load_rows(q_here, at, q_token, queries, ROWS, DIM, WIDTH)
                 scores = score(
-                    tile, tokens, scale, batch, head, query, key,
+                    tile, tokens, scale, batch, head, at, first,
                     queries, keys, tl.load(kinds + entry).to(tl.int32), window, mask, padding, bias, bias_batch,
                     bias_head, bias_query, query_segments, query_segments_batch, key_segments, key_segments_batch,
-                    bits, BLOCK,
+                    bits, BLOCK, ROWS, COLUMNS,
                 )  # fmt: skip
                 weights = tl.exp2(scores - shift[:, None])
                 grads = load_rows(grad_here, at, grad_token, queries, ROWS, DIM, WIDTH)
                 products = tl.dot(grads, tl.trans(values), input_precision="ieee")
                 given = weights
                 if DROP:
-                    factor = keep(batch * heads + head, query, key, seed, threshold, kept)
+                    factor = keep(batch * heads + head, at, first, seed, threshold, kept, ROWS, COLUMNS)
                     products *= factor
                     given = weights * factor
                 slopes = weights * (products - deltas[:, None]) * scale

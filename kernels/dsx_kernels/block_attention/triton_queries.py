@@ -33,19 +33,20 @@ def grad_queries(
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     group = tl.load(groups + batch * groups_batch + head).to(tl.int64)
     window = tl.load(windows + group)
-    query = first + tl.arange(0, ROWS)
+    row = tl.arange(0, ROWS)
+    inside = row < (queries - first).to(tl.int32)
     rows = load_rows(q + batch * q_batch + head * q_head, first, q_token, queries, ROWS, DIM, WIDTH)
     grads = load_rows(grad + batch * grad_batch + head * grad_head, first, grad_token, queries, ROWS, DIM, WIDTH)
     made = load_rows(out + batch * out_batch + head * out_head, first, out_token, queries, ROWS, DIM, WIDTH)
     k += batch * k_batch + (head // share) * k_head
     v += batch * v_batch + (head // share) * v_head
 
-    line = (batch * heads + head) * queries + query
+    line = (batch * heads + head) * queries + first
     deltas = tl.sum(grads.to(tl.float32) * made.to(tl.float32), axis=1)
     if grad_lse is not None:
-        deltas -= tl.load(grad_lse + line, mask=query < queries, other=0.0)
-    tl.store(delta + line, deltas, mask=query < queries)
-    shift = tl.load(lse + line, mask=query < queries, other=float("-inf"))
+        deltas -= tl.load(grad_lse + line + row, mask=inside, other=0.0)
+    tl.store(delta + line + row, deltas, mask=inside)
+    shift = tl.load(lse + line + row, mask=inside, other=float("-inf"))
     shift = tl.where(shift == float("-inf"), float("inf"), shift * LOG2_E)
 
     sums = tl.zeros((ROWS, WIDTH), tl.float32)
@@ -55,22 +56,23 @@ def grad_queries(
         entry = step // PARTS
         at = tl.load(columns + entry).to(tl.int64) * BLOCK + step % PARTS * COLUMNS
         if at < keys:
-            key = at + tl.arange(0, COLUMNS)
             mask = tl.load(masks + entry).to(tl.int64) if masks is not None else 0
             tokens = load_rows(k, at, k_token, keys, COLUMNS, DIM, WIDTH)
             scores = score(
-                rows, tokens, scale, batch, head, query, key,
+                rows, tokens, scale, batch, head, first, at,
                 queries, keys, tl.load(kinds + entry).to(tl.int32), window, mask, padding, bias, bias_batch, bias_head,
                 bias_query, query_segments, query_segments_batch, key_segments, key_segments_batch, bits, BLOCK,
+                ROWS, COLUMNS,
             )  # fmt: skip
             weights = tl.exp2(scores - shift[:, None])
             values = load_rows(v, at, v_token, keys, COLUMNS, DIM, WIDTH)
             products = tl.dot(grads, tl.trans(values), input_precision="ieee")
             if DROP:
-                products *= keep(batch * heads + head, query, key, seed, threshold, kept)
+                products *= keep(batch * heads + head, first, at, seed, threshold, kept, ROWS, COLUMNS)
             slopes = weights * (products - deltas[:, None])
             if grad_bias is not None:
-                inside = (query < queries)[:, None] & (key < keys)[None, :]
-                tl.store(grad_bias + line[:, None] * keys + key[None, :], slopes, mask=inside)
+                column = tl.arange(0, COLUMNS)
+                pairs = inside[:, None] & (column < (keys - at).to(tl.int32))[None, :]
+                tl.store(grad_bias + line * keys + at + (row[:, None] * keys + column[None, :]), slopes, mask=pairs)
             sums = tl.dot((slopes * scale).to(tokens.dtype), tokens, sums, input_precision="ieee")
     store_rows(grad_q + batch * grad_q_batch + head * grad_q_head, first, grad_q_token, queries, sums, ROWS, DIM, WIDTH)
