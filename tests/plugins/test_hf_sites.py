@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 import dsx
 from dsx.errors import DsxError
 from dsx.sites import find_sites
+from dsx.testing import distance, largest
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 61}
 LLAMA = {"intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 128}
@@ -154,3 +156,35 @@ def test_training_moves_the_bias_of_positions() -> None:
     table = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     (found,) = torch.autograd.grad(engine.model(input_ids=IDS, labels=IDS).loss, model.get_parameter(table))
     torch.testing.assert_close(found, plain.get_parameter(table).grad, rtol=1e-3, atol=1e-6)
+
+
+def on_rank(name: str, manifest: dict[str, Any]) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses of two updates in float64 on text of the rank's own, and the weights after them."""
+    compile_ = torch.compile
+    torch.compile = partial(torch.compile, backend="aot_eager")  # type: ignore[assignment]
+    try:
+        engine = dsx.prepare({"llama": llama, "bert": bert}[name]().double(), manifest)
+        losses = []
+        for step in range(2):
+            generator = torch.Generator().manual_seed(10 * step + torch.distributed.get_rank())
+            ids = torch.randint(0, 61, (2, 40), generator=generator)
+            engine.backward(engine(input_ids=ids, attention_mask=MASK, labels=ids.masked_fill(MASK == 0, -100)))
+            losses.append(engine.step().loss)
+    finally:
+        torch.compile = compile_  # type: ignore[assignment]
+    weights = {name: tensor.clone() for name, tensor in engine.weights()}
+    engine.close()
+    return losses, weights
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_patterns_go_with_sharded_parameters_and_compiled_units(ranks, name: str) -> None:
+    sharded = {"attention": WINDOW, "partition": {"use": ["zero3"]}}
+    expected = ranks.run(on_rank, name, {"attention": WINDOW}, world=2, timeout=200)
+    for manifest in (sharded, {**sharded, "run": {"compile": True}}):
+        found = ranks.run(on_rank, name, manifest, world=2, timeout=200)
+        for (losses, weights), (right, exact) in zip(found, expected, strict=True):
+            assert largest(losses, right) < 1e-9 and distance(weights, exact) < 1e-9
+    own = ranks.run(on_rank, name, {}, world=2)[0][0]
+    assert largest(own, expected[0][0]) > 1e-4
