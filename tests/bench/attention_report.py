@@ -48,11 +48,10 @@ def conclusions(rows: Rows) -> Iterator[str]:
             first, last = (_value(rows, dtype, "sparse", length, what) for length in (4096, 65536))
             if first and last:
                 yield f"{dtype}: {what} of 65536 tokens are {last / first:.1f} times those of 4096, 16 being linear"
-        for way, length in (("dense", 8192), ("eager", 4096)):
-            for what in ("seconds", "bytes"):
-                limit = _value(rows, dtype, way, length, what)
-                if limit and (most := _longest(rows, dtype, limit, what)):
-                    yield f"{dtype}: in the {what} of {way} at {length}, {most / length:.1f} times as long a sequence"
+        for way, length, what in (("dense", 8192, "seconds"), ("eager", 4096, "bytes")):
+            limit = _value(rows, dtype, way, length, what)
+            if limit and (most := _longest(rows, dtype, limit, what)):
+                yield f"{dtype}: in the {what} of {way} at {length}, {most / length:.1f} times as long a sequence"
         for length in (1024, 2048, 4096, 8192, 16384):
             ours, theirs = (_value(rows, dtype, way, length, "bytes") for way in ("sparse", "dense"))
             if ours and theirs:

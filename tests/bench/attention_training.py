@@ -2,7 +2,7 @@
 
     python tests/bench/attention_training.py speed [--precision fp32,bf16] [--rounds 5]
     python tests/bench/attention_training.py text WAY... [--precision bf16] [--steps 250]
-    python tests/bench/attention_training.py retrieval [WAY...] [--steps 250]
+    python tests/bench/attention_training.py retrieval [WAY...] [--steps 150]
 
 One thread, times in CPU time. `dense` is the model's own attention, torch's scaled_dot_product_attention;
 `window and global` is `mixed` of a sliding window of 512 tokens and a first block of 128 that all see.
@@ -173,7 +173,7 @@ def main() -> int:
         own.set_defaults(run=command)
         if command is not speed:
             own.add_argument("ways", nargs="+" if command is text else "*", metavar="WAY", help=", ".join(WAYS))
-            own.add_argument("--steps", type=int, default=250)
+            own.add_argument("--steps", type=int, default=250 if command is text else 150)
         if command is not retrieval:
             own.add_argument("--precision", default="fp32,bf16" if command is speed else "bf16")
     commands.choices["speed"].add_argument("--rounds", type=int, default=5)
