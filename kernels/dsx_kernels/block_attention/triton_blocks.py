@@ -48,16 +48,18 @@ def score(
     """[ROWS, COLUMNS] of q kᵀ scale log2(e), with the bias; -inf where a pair may not attend.
 
     first, at  position of the first query, and of the first key
+
+    Rows beyond the last query are left as they come: masks of lanes are scarce registers on AMD.
     """
     LOG2_E: tl.constexpr = 1.4426950408889634
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * LOG2_E)
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     query_inside, key_inside = row < (queries - first).to(tl.int32), column < (keys - at).to(tl.int32)
-    inside = query_inside[:, None] & key_inside[None, :]
     distance = (first + keys - queries - at).to(tl.int32) + row[:, None] - column[None, :]
-    allowed = inside & (((kind & 1) == 0) | (distance >= 0))
+    allowed = key_inside[None, :] & (((kind & 1) == 0) | (distance >= 0))
     allowed &= ((kind & 2) == 0) | ((distance < window) & (distance > -window))
     if bias is not None:
+        inside = query_inside[:, None] & key_inside[None, :]
         bias += batch * bias_batch + head * bias_head + first * bias_query + at
         added = tl.load(bias + (row[:, None] * bias_query + column[None, :]), mask=inside, other=0.0)
         scores += added.to(tl.float32) * LOG2_E
@@ -70,7 +72,7 @@ def score(
     if bits is not None:
         # a tile lies within a block, and its first column is a multiple of 8
         bits += (tl.maximum(mask, 0) * BLOCK + first % BLOCK) * (BLOCK // 8) + at % BLOCK // 8
-        byte = tl.load(bits + (row[:, None] * (BLOCK // 8) + column[None, :] // 8), mask=inside, other=255)
+        byte = tl.load(bits + (row[:, None] * (BLOCK // 8) + column[None, :] // 8))
         allowed &= ((kind & 8) == 0) | (((byte.to(tl.int32) >> (column % 8)[None, :]) & 1) != 0)
     return tl.where(allowed, scores, float("-inf"))
 

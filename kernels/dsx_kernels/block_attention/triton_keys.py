@@ -59,7 +59,7 @@ def grad_keys(
                     bias_head, bias_query, query_segments, query_segments_batch, key_segments, key_segments_batch,
                     bits, BLOCK, ROWS, COLUMNS,
                 )  # fmt: skip
-                weights = tl.exp2(scores - shift[:, None])
+                weights = tl.where(inside[:, None], tl.exp2(scores - shift[:, None]), 0.0)
                 grads = load_rows(grad_here, at, grad_token, queries, ROWS, DIM, WIDTH)
                 products = tl.dot(grads, tl.trans(values), input_precision="ieee")
                 given = weights
