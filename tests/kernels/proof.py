@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from kernels import attention_cases
 from kernels.cases import SIZES, TABLE, ULPS
 from kernels.registers import FILE
 
@@ -30,10 +33,16 @@ start off alignment, NaN, infinities and subnormal numbers; what lies around a t
 measured in units of the last place, in the dtype that is computed in, of what an element is the sum of; rounding to 16
 bits adds half a unit of theirs.
 """
+_ATTENTION = """`block_attention` ({implementations}) is held against dense attention with the explicit mask of
+tokens, computed in float64: the output, the log-sum-exp and every gradient, in {cases} cases
+(`tests/kernels/attention_cases.py`: lengths from 1 to 1,025, and 4,097; heads of 8 to 256; every rule of a block,
+padding, bias, dropout, grouped heads, any strides). An error is at most {fp32:g} in fp32, {bf16:g} in bf16 and {fp16:g}
+in fp16 of the largest number of a tensor, and of its norm.
+"""
 _GPU = """## On a GPU
 
 `bash tests/device/check.sh` runs the same cases on the GPU of the machine it is started on, and times them against its
-bandwidth. No figure of a GPU is in these pages: none was measured yet.
+bandwidth, `block_attention` against torch's. No figure of a GPU is in these pages: none was measured yet.
 
 What Triton {triton} and nvcc {nvcc} make for GPUs that are not at hand: registers a thread and bytes of shared memory a
 block. None spills a register to memory. Their tests hold these numbers, where those versions are installed; with others
@@ -44,7 +53,8 @@ Triton comes first where both are there, and which is faster was not measured: `
 
 
 def page() -> str:
-    made = [_INTRO.format(sizes=", ".join(map(str, SIZES[:-1])) + f" and {SIZES[-1]:_}"), _cases(), _ways()]
+    intro = _INTRO.format(sizes=", ".join(map(str, SIZES[:-1])) + f" and {SIZES[-1]:_}")
+    made = [intro, _cases(), _ways(), _attention()]
     found = json.loads(FILE.read_text())
     versions = {compiler: each["version"] for compiler, each in found.items()}
     tables = (f"By {_NAMES[compiler]}:\n\n{_registers(each['kernels'])}" for compiler, each in found.items())
@@ -60,8 +70,19 @@ def _cases() -> str:
 
 
 def implementations(operation: str) -> list[str]:
-    files = {"native": "native.cpp", "triton": f"triton_{operation}.py", "cuda": "cuda.cu", "reference": "reference.py"}
-    return [name for name, file in files.items() if (KERNELS / operation / file).exists()]
+    files = {"native": "native.cpp", "triton": "triton_*.py", "cuda": "cuda.cu", "reference": "reference.py"}
+    return [name for name, file in files.items() if any((KERNELS / operation).glob(file))]
+
+
+def _attention() -> str:
+    most = attention_cases.TOLERANCE
+    return _ATTENTION.format(
+        implementations=", ".join(implementations("block_attention")),
+        cases=len(attention_cases.CASES),
+        fp32=most[torch.float32],
+        bf16=most[torch.bfloat16],
+        fp16=most[torch.float16],
+    )
 
 
 def _ways() -> str:
