@@ -15,7 +15,7 @@ from device.part import Checks, Figures
 from device.speed import times
 from dsx_kernels.block_attention import BlockLayout, block_attention
 
-LENGTHS = {"cuda": (2048, 4096, 8192, 16384, 32768, 65536), "cpu": (512,)}
+LENGTHS = {"cuda": (2048, 4096, 8192, 16384, 32768, 65536), "cpu": (256,)}
 DENSE = 16384
 """The longest sequence that dense attention by our kernels is given."""
 BATCH, HEADS, BLOCK, WINDOW = 4, 8, 128, 4
