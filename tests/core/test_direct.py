@@ -216,6 +216,13 @@ def test_strangers_are_not_met() -> None:
     close([stranger, *called, *came[0]])
 
 
+def test_a_rank_whose_queue_is_full_is_not_waited_for() -> None:
+    here, there = Meeting(0, 1), Meeting(1, 1)
+    assert here.call(there.name, 8) is None
+    here.close()
+    there.close()
+
+
 def many(count: int) -> bool:
     """One rank starts more operations than there is room to tell of, before the other starts one."""
     x = transport(True)

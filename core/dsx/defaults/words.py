@@ -86,7 +86,9 @@ class Meeting:
         try:
             for channel in range(channels):
                 made.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                made[-1].setblocking(False)  # a full queue would hold up this rank, and that one waits for it
                 made[-1].connect(_address(name))
+                made[-1].setblocking(True)
                 made[-1].send(_HELLO.pack(name, self._rank, channel))
         except OSError:
             close(made)
