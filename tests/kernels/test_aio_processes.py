@@ -32,8 +32,9 @@ def files(tmp_path: Path) -> Iterator[Files]:
 
 
 _AT_EXIT = """
-import os, sys
+import os, signal, sys
 from dsx_kernels.aio import Files, aligned
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 files = Files(sys.argv[1], 8 << 20)
 if sys.argv[1].endswith("wait"):
     os.dup2(os.open("/dev/urandom", os.O_RDWR), files._engine._descriptors[0])
