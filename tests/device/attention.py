@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from device.kernels import missing
+from device.kernels import missing, while_written
 from device.part import Checks, Figures
 from dsx_kernels.block_attention.engine import Engine
 from dsx_kernels.block_attention.ops import OPERATION
@@ -54,22 +54,12 @@ def _waits_for_its_stream(engine: Engine, case: Case) -> Figures:
     """What a stream still has to write into the tensors must be there when the kernels read them."""
     tensors = {name: tensor.cuda() for name, tensor in case.tensors().items()}
     call = case.call(case.layout().to("cuda"), tensors)
-    values = {name: tensor.clone() for name, tensor in tensors.items()}
 
     def passes() -> list[Tensor]:
         q, k, v = (tensors[name] for name in "qkv")
         out, lse = engine.forward(q, k, v, call)
         return [out, lse, *engine.backward(tensors["grad"], None, q, k, v, out, lse, call, False)[:3]]
 
-    wanted = passes()
-    for tensor in tensors.values():
-        tensor.zero_()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream()):
-        torch.cuda._sleep(100_000_000)
-        for name, tensor in tensors.items():
-            tensor.copy_(values[name])
-        found = passes()
-    torch.cuda.synchronize()
+    wanted, found = passes(), while_written(tensors, passes)
     assert all(map(torch.equal, found, wanted)), "other results: it did not wait for its stream"
     return None

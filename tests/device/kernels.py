@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from device.part import Checks, Figures
 from dsx_kernels import Implementation, Operation, library
 from dsx_kernels.choice import REFERENCE
 from kernels.cases import ELEMENTWISE, EXACT, KEYS, TABLE, Case, Function, call, check, run, same_bits
+
+Result = TypeVar("Result")
 
 
 def checks(device: str, operation: str | None) -> Checks:
@@ -76,9 +80,8 @@ def _has_the_bits_of(native: Function, function: Function, cases: Sequence[Case]
     return None
 
 
-def _runs_on_the_current_stream(function: Function, case: Case) -> Figures:
-    """What a stream still has to write into the tensors must be there when the kernel reads them."""
-    wanted, tensors = run(function, case, "cuda"), case.make("cuda")
+def while_written(tensors: Mapping[str, Tensor], work: Callable[[], Result]) -> Result:
+    """What `work` gives on a stream that has not written its inputs yet, on the GPU, when it is given the work."""
     values = {name: tensor.clone() for name, tensor in tensors.items()}
     for tensor in tensors.values():
         tensor.zero_()
@@ -87,8 +90,15 @@ def _runs_on_the_current_stream(function: Function, case: Case) -> Figures:
         torch.cuda._sleep(100_000_000)
         for name, tensor in tensors.items():
             tensor.copy_(values[name])
-        found = call(function, case, tensors)
+        found = work()
     torch.cuda.synchronize()
+    return found
+
+
+def _runs_on_the_current_stream(function: Function, case: Case) -> Figures:
+    """What a stream still has to write into the tensors must be there when the kernel reads them."""
+    wanted, tensors = run(function, case, "cuda"), case.make("cuda")
+    found = while_written(tensors, lambda: call(function, case, tensors))
     different = [name for name, tensor in found.items() if not same_bits(tensor.cpu(), wanted[name])]
     assert not different, f"other results in {', '.join(different)}: it did not wait for its stream"
     return None

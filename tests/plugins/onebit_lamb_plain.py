@@ -6,15 +6,15 @@ left out. What is compressed is the momentum over the root of the frozen varianc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from attrs import define, frozen
 from torch import Tensor, nn
 
-from plugins.onebit_plain import compress
-
-Batch = Callable[[int, int, int], tuple[object, ...]]
+from plugins import onebit_plain
+from plugins.onebit_plain import Batch, compress
 
 
 @frozen
@@ -119,37 +119,6 @@ class Parameter:
         self.weight.add_(change)
 
 
-def train(model: nn.Module, batch: Batch, n: Numbers, *, world: int, steps: int, accumulation: int = 1) -> list[float]:
-    """Losses; the model ends with the last weights."""
-    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    kept = {name: Parameter.of(parameter, world) for name, parameter in named.items()}
-    elements = sum(parameter.numel() for parameter in named.values())
-    losses, norm = [], 0.0
-    for number in range(1, steps + 1):
-        each: list[dict[str, Tensor]] = []
-        total = 0.0
-        for rank in range(world):
-            model.zero_grad()
-            for micro in range(accumulation):
-                loss = model(*batch(number - 1, micro, rank)) / accumulation
-                loss.backward()
-                total += loss.item() / world
-            each.append({name: p.grad.view(-1).clone() for name, p in named.items() if p.grad is not None})
-        used = {name: [own.get(name, torch.zeros_like(kept[name].mean)) for own in each] for name in named}
-        used = {name: grads for name, grads in used.items() if any(name in own for own in each)}
-        frozen = number > n.freeze
-        means = {name: sum(grads) / world for name, grads in used.items()}
-        shown = [g for grads in used.values() for g in grads] if frozen else list(means.values())
-        size = sum(float(g.square().sum()) for g in shown) / (world if frozen else 1)
-        clip = min(1.0, n.clip_norm / (size**0.5 + 1e-6))
-        for name, grads in used.items():
-            if frozen:
-                kept[name].compressed([grad * clip for grad in grads], n)
-            else:
-                kept[name].warm(means[name] * clip, n)
-        if number == n.freeze:
-            for state in kept.values():
-                state.freeze(n, norm / elements)
-        norm = sum(float(state.variance.sum()) for state in kept.values())
-        losses.append(total)
-    return losses
+def train(model: nn.Module, batch: Batch, n: Numbers, **more: Any) -> list[float]:
+    """As 1-bit Adam's, with LAMB's updates."""
+    return onebit_plain.train(model, batch, n, kind=Parameter, **more)

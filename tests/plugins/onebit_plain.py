@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from attrs import field, frozen
@@ -74,7 +75,10 @@ class Parameter:
             self.mean.mul_(self.variance)
         self.momenta.extend(self.mean.clone() for _ in self.workers)
 
-    def changed(self, grads: Sequence[Tensor], n: Numbers) -> None:
+    def compressed(self, grads: Sequence[Tensor], n: Numbers) -> None:
+        (self._changed if n.owned else self._told)(grads, n)
+
+    def _changed(self, grads: Sequence[Tensor], n: Numbers) -> None:
         """Each rank has a momentum of its own; the owner sends what it changes of the weights."""
         self.steps[0] += 1
         told = torch.zeros_like(self.mean)
@@ -89,7 +93,8 @@ class Parameter:
         self.owner.copy_(change - sent)
         self.weight.add_(sent)
 
-    def compressed(self, grads: Sequence[Tensor], n: Numbers) -> None:
+    def _told(self, grads: Sequence[Tensor], n: Numbers) -> None:
+        """One momentum is common; its signs travel there and back."""
         self.steps[0] += 1
         told = torch.zeros_like(self.mean)
         for grad, error in zip(grads, self.workers, strict=True):
@@ -105,10 +110,15 @@ class Parameter:
         self.weight.mul_(1 - n.lr * n.weight_decay).sub_(n.lr * step)
 
 
-def train(model: nn.Module, batch: Batch, n: Numbers, *, world: int, steps: int, accumulation: int = 1) -> list[float]:
-    """Losses; the model ends with the last weights."""
+def train(
+    model: nn.Module, batch: Batch, n: Any, *, world: int, steps: int, accumulation: int = 1, kind: Any = Parameter
+) -> list[float]:
+    """Losses; the model ends with the last weights.
+
+    kind  what is kept for a parameter, and what an update does to it: `Parameter`, or as it
+    """
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    kept = {name: Parameter.of(parameter, world) for name, parameter in named.items()}
+    kept = {name: kind.of(parameter, world) for name, parameter in named.items()}
     elements = sum(parameter.numel() for parameter in named.values())
     losses, norm = [], 0.0
     for number in range(1, steps + 1):
@@ -130,8 +140,7 @@ def train(model: nn.Module, batch: Batch, n: Numbers, *, world: int, steps: int,
         factor = min(1.0, n.clip_norm / (size**0.5 + 1e-6))
         for name, grads in used.items():
             if frozen:
-                update = kept[name].changed if n.owned else kept[name].compressed
-                update([grad * factor for grad in grads], n)
+                kept[name].compressed([grad * factor for grad in grads], n)
             else:
                 kept[name].warm(means[name] * factor, n)
         if number == n.freeze:

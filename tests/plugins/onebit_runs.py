@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor
 import dsx
 from dsx.contracts import Groups, Hyper
 from dsx.plugin import Descriptor, Fill, Part, hook
-from dsx.testing import CountingPlugin, weights_of
+from dsx.testing import CountingPlugin, distance, largest, weights_of
 from dsx.testing.models import Tangle, tokens
+
+Plain = Callable[..., list[float]]
 
 
 def manifest(rule: str, options: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -42,6 +45,35 @@ def train(
     weights = weights_of(engine)
     engine.close()
     return losses, weights
+
+
+def assert_plain(
+    found: Sequence[tuple[list[float | None], dict[str, Tensor]]], plain: Plain, numbers: Any, side: str, **more: Any
+) -> None:
+    """What `train` gave on every rank are the losses and weights of the same written plainly, and ranks do not differ.
+
+    more  of `plain`
+    """
+    model = Tangle().double()
+    losses = plain(model, lambda *at: batch(*at, side), numbers, **more)
+    for each_losses, weights in found:
+        assert all(torch.equal(tensor, found[0][1][name]) for name, tensor in weights.items()), "ranks differ"
+        assert largest(each_losses, losses) < 1e-9
+        assert distance(weights, weights_of(model)) < 1e-9
+
+
+def across(rule: str, options: dict[str, Any], layout: str, path: str | None, out: str | None) -> list[float | None]:
+    """Losses of three updates under a layout, after a checkpoint or five updates."""
+    engine = dsx.prepare(Tangle(), manifest(rule, options, layout=layout))
+    if path is None:
+        steps_of(engine, range(5))
+    else:
+        engine.load(path)
+    if out is not None:
+        engine.save(out)
+    losses = steps_of(engine, range(5, 8))
+    engine.close()
+    return losses
 
 
 def steps_of(engine: dsx.Engine, steps: range) -> list[float | None]:

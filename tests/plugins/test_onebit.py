@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dsx
-from dsx.testing import check_plugin, distance, largest, refuses, weights_of
+from dsx.testing import check_plugin, largest, refuses
 from dsx.testing.models import Tangle
 from plugins import onebit_runs as runs
 from plugins.onebit_plain import Numbers
@@ -39,7 +39,6 @@ def test_the_papers_algorithm_in_float64(ranks, layout, world, signs, accumulati
     n: dict[str, Any] = {"freeze": 3, "signs": signs, "lr": 3e-3, "betas": [0.9, 0.95]}
     more: dict[str, Any] = {"batch": {"accumulation": accumulation}, "layout": layout, "clip_norm": clip_norm}
     found = ranks.run(runs.train, "onebit_adam", n, STEPS, side=side, world=world, **more)
-    model = Tangle().double()
     numbers = Numbers(
         freeze=3,
         signs=signs,
@@ -48,13 +47,7 @@ def test_the_papers_algorithm_in_float64(ranks, layout, world, signs, accumulati
         clip_norm=clip_norm or float("inf"),
         owned=layout == "zero1",
     )
-    losses = plain(
-        model, lambda *at: runs.batch(*at, side), numbers, world=world, steps=STEPS, accumulation=accumulation
-    )
-    for each_losses, weights in found:
-        assert all(torch.equal(tensor, found[0][1][name]) for name, tensor in weights.items()), "ranks differ"
-        assert largest(each_losses, losses) < 1e-9
-        assert distance(weights, weights_of(model)) < 1e-9
+    runs.assert_plain(found, plain, numbers, side, world=world, steps=STEPS, accumulation=accumulation)
 
 
 def test_an_empty_parameter_and_one_that_nobody_uses_stay_as_they_are_case_26(ranks) -> None:
@@ -100,26 +93,13 @@ def test_on_another_number_of_ranks_the_mean_of_the_error_feedback_goes_on(ranks
             assert torch.allclose(found[name], wanted, rtol=1e-6, atol=1e-7), name
 
 
-def moved(layout: str, path: str | None, out: str | None) -> list[float | None]:
-    """Losses of two compressed updates under a layout, after a checkpoint."""
-    engine = dsx.prepare(Tangle(), manifest({"lr": 3e-3, "betas": [0.9, 0.7], "freeze": 2}, layout=layout))
-    if path is None:
-        runs.steps_of(engine, range(5))
-    else:
-        engine.load(path)
-    if out is not None:
-        engine.save(out)
-    losses = runs.steps_of(engine, range(5, 8))
-    engine.close()
-    return losses
-
-
 def test_a_compressed_run_moves_to_zero1_and_back(ranks, tmp_path: Path) -> None:
     """The stage exchanges something else, so losses of about 11 are near, not the same; what each side lacks starts at
     zero."""
-    first = ranks.run(moved, "replicated", None, str(tmp_path / "replicated"))[0]
-    there = ranks.run(moved, "zero1", str(tmp_path / "replicated"), str(tmp_path / "zero1"))[0]
-    back = ranks.run(moved, "replicated", str(tmp_path / "zero1"), None)[0]
+    move = runs.across, "onebit_adam", {"lr": 3e-3, "betas": [0.9, 0.7], "freeze": 2}
+    first = ranks.run(*move, "replicated", None, str(tmp_path / "replicated"))[0]
+    there = ranks.run(*move, "zero1", str(tmp_path / "replicated"), str(tmp_path / "zero1"))[0]
+    back = ranks.run(*move, "replicated", str(tmp_path / "zero1"), None)[0]
     assert largest(there, first) < 0.2  # type: ignore[arg-type]
     assert largest(back, first) < 0.2  # type: ignore[arg-type]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import dsx
 from dsx.cli.explain import command
-from dsx.testing import check_plugin, distance, largest, refuses, weights_of
+from dsx.testing import check_plugin, largest, refuses
 from dsx.testing.models import Tangle
 from plugins import onebit_runs as runs
 from plugins.onebit_lamb_plain import Numbers
@@ -49,14 +49,8 @@ def test_the_papers_algorithm_in_float64(ranks, layout, world, accumulation, cli
     more = {"batch": {"accumulation": accumulation}, "clip_norm": clip_norm, "layout": layout}
     found = ranks.run(runs.train, NAME, n, STEPS, side=side, world=world, **more)
     n = {**n, "betas": (0.9, 0.95), "clip_norm": clip_norm or float("inf"), "owned": layout == "zero1"}
-    model, numbers = Tangle().double(), Numbers(**n)
-    losses = plain(
-        model, lambda *at: runs.batch(*at, side), numbers, world=world, steps=STEPS, accumulation=accumulation
-    )
-    for each_losses, weights in found:
-        assert all(torch.equal(tensor, found[0][1][name]) for name, tensor in weights.items()), "ranks differ"
-        assert largest(each_losses, losses) < 1e-9
-        assert distance(weights, weights_of(model)) < 1e-9
+    numbers = Numbers(**n)
+    runs.assert_plain(found, plain, numbers, side, world=world, steps=STEPS, accumulation=accumulation)
 
 
 def sizes(steps: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -139,25 +133,12 @@ def test_a_skipped_update_changes_no_state_cases_59_and_63(ranks, layout: str, p
     assert ranks.run(runs.skipping, NAME, {**EARLY, "freeze": 2}, 4, precision, layout=layout) == [[], []]
 
 
-def across(layout: str, path: str | None, out: str | None) -> list[float | None]:
-    """Losses of three compressed updates under a layout, after a checkpoint or five updates."""
-    engine = dsx.prepare(Tangle(), runs.manifest(NAME, {**EARLY, "freeze": 2}, layout=layout))
-    if path is None:
-        runs.steps_of(engine, range(5))
-    else:
-        engine.load(path)
-    if out is not None:
-        engine.save(out)
-    losses = runs.steps_of(engine, range(5, 8))
-    engine.close()
-    return losses
-
-
 def test_a_compressed_run_moves_to_zero1_and_back(ranks, tmp_path: Path) -> None:
     """The stage exchanges something else, so losses are near, not the same; what each side lacks starts at zero."""
-    first = ranks.run(across, "replicated", None, str(tmp_path / "replicated"))[0]
-    there = ranks.run(across, "zero1", str(tmp_path / "replicated"), str(tmp_path / "zero1"))[0]
-    back = ranks.run(across, "replicated", str(tmp_path / "zero1"), None)[0]
+    move = runs.across, NAME, {**EARLY, "freeze": 2}
+    first = ranks.run(*move, "replicated", None, str(tmp_path / "replicated"))[0]
+    there = ranks.run(*move, "zero1", str(tmp_path / "replicated"), str(tmp_path / "zero1"))[0]
+    back = ranks.run(*move, "replicated", str(tmp_path / "zero1"), None)[0]
     assert 0 < largest(there, first) < 0.3
     assert 0 < largest(back, first) < 0.3
 
