@@ -26,9 +26,9 @@ def agree(transport: Transport, device: torch.device, texts: Mapping[str, str]) 
     every = torch.empty(transport.world * len(digest), dtype=torch.uint8, device=device)
     transport.all_gather(every, mine, channel="admin", purpose="admin").wait()
     rows = every.view(transport.world, len(texts), _BYTES).cpu()
+    differ = (rows != rows[0]).any(-1)
     for number, name in enumerate(texts):
-        odd = [rank for rank in range(transport.world) if not torch.equal(rows[rank, number], rows[0, number])]
-        if odd:
+        if odd := differ[:, number].nonzero().flatten().tolist():
             raise RankMismatch(
                 f"the ranks do not have the same {name}",
                 ranks=odd,

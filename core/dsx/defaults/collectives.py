@@ -19,7 +19,7 @@ from torch import Tensor
 from dsx.contracts import CHANNELS, Channel, Handle, Operation, Purpose, Transport, at_least_fp32
 from dsx.defaults.direct import Direct
 from dsx.defaults.line import Line
-from dsx.defaults.swap import CHUNK, TAGS, Swap, sendable, sum_up
+from dsx.defaults.swap import CHUNK, TAGS, Rooms, Swap, sendable, sum_up
 from dsx.launch.distributed import let_go, patience
 
 _LAST_TAG = TAGS << 29
@@ -42,6 +42,7 @@ class Collectives(Transport):
         self._groups: dict[str, Any] = {name: dist.new_group(members, limit, backend) for name in CHANNELS}
         self._direct = self._find(limit.total_seconds()) if self._gloo else Direct.nobody(self.world, CHANNELS)
         self._lines = {channel: Line() for channel in CHANNELS}
+        self._rooms = {channel: Rooms() for channel in CHANNELS}  # used on the channel's line alone
         self._host: Collectives | None = None
         self._tags: dict[str, count[int]] = {channel: count() for channel in CHANNELS}
 
@@ -143,7 +144,7 @@ class Collectives(Transport):
         swap = self._swap(came, slices, channel)
 
         def reduce(addresses: Mapping[int, int]) -> None:
-            sum_up(out, came, op == "mean", self._direct, addresses)
+            sum_up(out, came, op == "mean", self._direct, addresses, self._rooms[channel])
 
         return swap, lambda: swap.complete(reduce)
 

@@ -98,12 +98,30 @@ TAGS = 3
 """Tags that a swap takes."""
 
 
-def sum_up(out: Tensor, parts: Sequence[Tensor], mean: bool, direct: Direct, addresses: Mapping[int, int]) -> None:
+class Rooms:
+    """Where pieces are read to, one thread's: kept, for what a thread takes and lets go leaves holes in a heap of its
+    own."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, ranks: Sequence[int], size: int, dtype: torch.dtype) -> dict[int, Tensor]:
+        """By rank, uninitialised [size]; until the next call."""
+        needed = len(ranks) * size * dtype.itemsize
+        if self._memory.numel() < needed:
+            self._memory = torch.empty(0, dtype=torch.uint8)
+            self._memory = torch.empty(needed, dtype=torch.uint8)
+        return dict(zip(ranks, self._memory[:needed].view(dtype).view(len(ranks), size), strict=True))
+
+
+def sum_up(
+    out: Tensor, parts: Sequence[Tensor], mean: bool, direct: Direct, addresses: Mapping[int, int], memory: Rooms
+) -> None:
     """The sum of `parts` into `out` [n], in rank order, in at least fp32; divided once. Parts of ranks in `addresses`
-    are read there. `out` may be one of the others."""
+    are read there, a piece at a time into `memory`. `out` may be one of the others."""
     wide = at_least_fp32(out.dtype) if out.is_floating_point() else out.dtype
     size = min(CHUNK, out.numel())
-    rooms = {rank: torch.empty(size, dtype=out.dtype) for rank in addresses}
+    rooms = memory.take(list(addresses), size, out.dtype) if addresses else {}
     overwrites = any(part.data_ptr() == out.data_ptr() for part in parts[2:])
     total = torch.empty(size, dtype=wide) if overwrites or wide != out.dtype else None
     for start in range(0, out.numel(), CHUNK):

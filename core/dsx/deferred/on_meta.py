@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -50,16 +50,26 @@ def keeping() -> bool:
     return any(isinstance(mode, OnMeta) and mode.keeps for mode in _get_current_dispatch_mode_stack())
 
 
-def each(kind: type[T], value: Any) -> Iterator[T]:
+def each(kind: type[T], value: Any) -> list[T]:
     """Everything of a kind in the arguments or results of operations: in lists, tuples and mappings."""
+    found: list[T] = []
+    _collect(kind, value, found)
+    return found
+
+
+def _collect(kind: type[T], value: Any, found: list[T]) -> None:
+    """A list that is passed on, and no question about what holds nothing: this is done for every operation."""
     if isinstance(value, kind):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from each(kind, item)
+        found.append(value)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from each(kind, item)
+            _collect(kind, item, found)
+    elif type(value) not in _SCALARS and isinstance(value, Mapping):
+        for item in value.values():
+            _collect(kind, item, found)
+
+
+_SCALARS = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device))
 
 
 def mapped(kind: type[T], change: Callable[[T], Any], value: Any) -> Any:
@@ -90,7 +100,7 @@ def _written(func: Any) -> Sequence[tuple[int, str]]:
 def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The arguments that an operation writes into."""
     given = [args[place] if place < len(args) else kwargs.get(name) for place, name in _written(func)]
-    return list(each(Tensor, given))
+    return each(Tensor, given)
 
 
 def concerns_meta(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

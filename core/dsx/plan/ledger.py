@@ -146,7 +146,7 @@ def _done(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 def _on_paper(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Arguments that go together: beside a tensor without values, only the sizes of others count."""
-    tensors = list(each(Tensor, (args, kwargs)))
+    tensors = each(Tensor, (args, kwargs))
     if not any(tensor.is_meta for tensor in tensors):
         return args, kwargs
     if kwargs.get("device") is not None:

@@ -24,7 +24,7 @@ def result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
     An operation that changes its arguments and returns nothing needs no kernel: torch's fused SGD has none for meta.
     """
-    tensors = list(each(Tensor, (args, kwargs)))
+    tensors = each(Tensor, (args, kwargs))
     if not tensors or not all(_is_plain(tensor) for tensor in tensors):
         return NotImplemented
     if func._schema.is_mutable and not func._schema.returns:
