@@ -4,8 +4,10 @@
     python tests/bench/precision.py quality [--steps 300] [--folder FOLDER]
 
 speed    the 25 M GPT under fused AdamW and clipping: 16-bit parameters with fp32 masters against fp32 parameters under
-         autocast (with GradScaler for fp16, and DistributedDataParallel on several ranks), alternating in one process.
-         Printed: the median of the ratios dsx / autocast of each round, and its quartiles
+         autocast (with GradScaler for fp16, and DistributedDataParallel on several ranks), alternating in one process;
+         beside it dsx with the attention `dense`, and the 16-bit model's forward and backward with neither update nor
+         exchange, which is what is left to an optimizer that costs nothing.
+         Printed: the median of the ratios to autocast of each round, and its quartiles
 quality  the model of the quickstart on Python's own sources, from the same weights on the same samples: held-out loss
          after each precision's training, against fp32's
 """
@@ -71,10 +73,11 @@ def autocast(model: nn.Module, half: str) -> Step:
     return step
 
 
-def ours(model: nn.Module, half: str) -> Step:
+def ours(model: nn.Module, half: str, attention: list[str]) -> Step:
     """16-bit parameters, fp32 masters, AdamW."""
     optimize = {"use": ["adamw"], "clip_norm": CLIP}
-    engine = dsx.prepare(model, {"precision": {"use": PRECISIONS[half]}, "optimize": optimize})
+    precision = {"use": PRECISIONS[half]}
+    engine = dsx.prepare(model, {"precision": precision, "optimize": optimize, "attention": {"use": attention}})
 
     def step(words: dict[str, Tensor]) -> None:
         engine.backward(engine(**words))
@@ -83,12 +86,29 @@ def ours(model: nn.Module, half: str) -> Step:
     return step
 
 
+def alone(model: nn.Module, half: str) -> Step:
+    """16-bit parameters that are never updated. Not for fp16: torch multiplies that many times slower on a CPU."""
+    model.to(HALVES[half])
+
+    def step(words: dict[str, Tensor]) -> None:
+        model(**words)["loss"].backward()
+        model.zero_grad()
+
+    return step
+
+
 def measure(half: str, samples: int, length: int, rounds: int, threads: int) -> list[dict[str, float]]:
-    """Seconds of both in each round, on one rank."""
+    """Seconds of each in each round, on one rank."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     model = gpt(**SIZE)
-    steps = {"autocast": autocast(copy.deepcopy(model), half), "dsx": ours(model, half)}
+    steps = {
+        "autocast": autocast(copy.deepcopy(model), half),
+        "dsx": ours(copy.deepcopy(model), half, []),
+        "dsx, dense": ours(copy.deepcopy(model), half, ["dense"]),
+    }
+    if half == "bf16":
+        steps["no update"] = alone(model, half)
     found = []
     for number in range(rounds + 2):
         words, took = batch(number, samples, length), {}
@@ -114,11 +134,11 @@ def speed(choices: argparse.Namespace) -> None:
 
         with Ranks() as pool:
             found = pool.run(on_rank, *arguments, threads=1, world=choices.ranks, timeout=1800)[0]
-    ratios = [took["dsx"] / took["autocast"] for took in found]
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    medians = ", ".join(f"{name} {statistics.median(took[name] for took in found) * 1e3:.0f} ms" for name in found[0])
-    place = f"{choices.ranks} rank{'s' if choices.ranks > 1 else ''}, {choices.tokens} tokens each"
-    print(f"{choices.half}, {place}: ratio {middle:.3f} ({low:.3f}-{high:.3f}); {medians}", flush=True)
+    print(f"{choices.half}, {choices.ranks} rank{'s' if choices.ranks > 1 else ''}, {choices.tokens} tokens each")
+    for name in found[0]:
+        low, middle, high = statistics.quantiles([took[name] / took["autocast"] for took in found], n=4)
+        median = statistics.median(took[name] for took in found) * 1e3
+        print(f"  {name:10} {median:6.0f} ms   {middle:.3f} ({low:.3f}-{high:.3f}) of autocast", flush=True)
 
 
 def quality(choices: argparse.Namespace) -> None:
