@@ -101,7 +101,7 @@ class Delayed(Stepper):
         held = {"delayed grad": self._gradients, "delayed param": self._parameters}
         return {name: sum(t.numel() * t.element_size() for t in tensors.values()) for name, tensors in held.items()}
 
-    def _call(self, job: Job) -> Callable[[Piece, Mapping[str, Tensor]], None]:
+    def _call(self, job: Job) -> Callable[[Piece, Mapping[str, Tensor]], Iterator[object] | None]:
         nothing = torch.zeros(0, len(job.used), dtype=torch.float64)
         return lambda piece, states: self._rule.update(piece, states, job, nothing)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ WORD = 32
 class Exchange:
     """What ranks send one another of a flat parameter: for each 1/N of it, its signs and the scales of its blocks.
 
-    Both halves compress with error feedback, so what one exchange loses is in a later one.
+    Both halves compress with error feedback, so what one exchange loses is in a later one. Both are generators, which
+    pause where they wait for the others.
 
     block  elements with one scale
     """
@@ -50,7 +51,7 @@ class Exchange:
             self._counts[flat.key] = known = mine, counts.to(device)
         return known[1]
 
-    def average(self, value: Tensor, error: Tensor, counts: Tensor, out: Tensor) -> None:
+    def average(self, value: Tensor, error: Tensor, counts: Tensor, out: Tensor) -> Iterator[None]:
         """The mean over ranks of `value + error`, as far as signs tell it, of the part that this rank owns.
 
         value, error  [size]; error becomes what the signs did not tell
@@ -63,10 +64,12 @@ class Exchange:
             part, blocks = slice(rank * size, (rank + 1) * size), slice(rank * each, (rank + 1) * each)
             bits, scales = self._parts(sent, size, error)
             signs(value[part], error[part], counts[blocks], bits[rank], scales[rank])
-        x.all_to_all(list(came), list(sent), channel="rule", purpose="rule").wait()
+        handle = x.all_to_all(list(came), list(sent), channel="rule", purpose="rule")
+        yield
+        handle.wait()
         signs_mean(*self._parts(came, size, error), counts[x.rank * each : (x.rank + 1) * each], out)
 
-    def spread(self, value: Tensor, error: Tensor, counts: Tensor, out: Tensor) -> None:
+    def spread(self, value: Tensor, error: Tensor, counts: Tensor, out: Tensor) -> Iterator[None]:
         """Every owner's `value + error`, as far as signs tell it, on all ranks.
 
         value, error  [size / N]; error becomes what the signs did not tell
@@ -77,7 +80,9 @@ class Exchange:
         bits, scales = self._parts(messages, size, error)
         each = size // self._block
         signs(value, error, counts[x.rank * each : (x.rank + 1) * each], bits[x.rank], scales[x.rank])
-        x.all_gather(messages.view(-1), messages[x.rank], channel="rule", purpose="rule").wait()
+        handle = x.all_gather(messages.view(-1), messages[x.rank], channel="rule", purpose="rule")
+        yield
+        handle.wait()
         for rank in range(x.world):
             part, blocks = slice(rank * size, (rank + 1) * size), slice(rank * each, (rank + 1) * each)
             signs_mean(bits[rank : rank + 1], scales[rank : rank + 1], counts[blocks], out[part])

@@ -3,7 +3,7 @@ al. 2021, arXiv 2102.02888, algorithm 1)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import torch
@@ -71,14 +71,14 @@ class OneBitAdam(TwoPhases):
             *([State("owner_error", scope="chunk")] if whole else STATES),
         ]
 
-    def update(self, piece: Piece, states: Mapping[str, Tensor], job: Job, sums: Tensor) -> None:
+    def update(self, piece: Piece, states: Mapping[str, Tensor], job: Job, sums: Tensor) -> Iterator[None] | None:
         if self._freeze.compresses(job.number):
-            (self._compressed if self._whole else self._parted)(piece, states, job)
-            return
+            return (self._compressed if self._whole else self._parted)(piece, states, job)
         adam_step(piece, states, job)
         self._freeze.note(owned(piece, states["exp_avg_sq"]))
         if self._freeze.at == job.number:
             self._settle(piece, states, job)
+        return None
 
     def _settle(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> None:
         settle(
@@ -94,24 +94,24 @@ class OneBitAdam(TwoPhases):
         if not self._whole:
             gather(states, self._ctx.transport)
 
-    def _parted(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> None:
+    def _parted(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> Iterator[None]:
         """An update where this rank has 1/N of the states."""
         whole, own = Piece(piece.shard, 0, piece.shard.flat.size), self._exchange.own(piece.shard.flat)
-        counts = self._mean_of_momenta(whole, states, job, out=states["exp_avg"])
+        counts = yield from self._mean_of_momenta(whole, states, job, out=states["exp_avg"])
         step, (master, _) = torch.zeros_like(states["exp_avg"]), weights(states, own)
         for run, here in runs(whole, own, job):
             step[here].add_(states["exp_avg"][here]).add_(master[here], alpha=run.hyper.weight_decay).mul_(
                 -run.hyper.lr
             )
-        change(whole, own, states, job, counts, self._exchange, step)
+        yield from change(whole, own, states, job, counts, self._exchange, step)
 
-    def _compressed(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> None:
+    def _compressed(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> Iterator[None]:
         mean, factor, exchange = states["exp_avg"], states["exp_avg_sq"], self._exchange
         add_gradient(piece, states["grad"], mean, factor if self._scaled else None, job)
         counts = exchange.counts(piece.shard.flat, job.used, mean.device)
         own = mean[exchange.own(piece.shard.flat)]
-        exchange.average(mean, states["worker_error"], counts, out=own)
-        exchange.spread(own, states["owner_error"], counts, out=mean)
+        yield from exchange.average(mean, states["worker_error"], counts, out=own)
+        yield from exchange.spread(own, states["owner_error"], counts, out=mean)
         copied = separate(states)
         for run in piece.runs(job):
             step = mean[run.where]

@@ -96,18 +96,19 @@ class OneBitLamb(TwoPhases):
         ]
         self._rooms = Rooms()
 
-    def update(self, piece: Piece, states: Mapping[str, Tensor], job: Job, sums: Tensor) -> None:
+    def update(self, piece: Piece, states: Mapping[str, Tensor], job: Job, sums: Tensor) -> Iterator[None] | None:
         if self._freeze.compresses(job.number):
-            (self._compressed if self._whole else self._parted)(piece, states, job)
-            return
-        self._warm_up(piece, states, job)
+            return (self._compressed if self._whole else self._parted)(piece, states, job)
+        with self._rooms.lent(states["master"]) as step:
+            self._warm_up(piece, states, job, step.zero_())
         self._freeze.note(owned(piece, states["exp_avg_sq"]))
         if self._freeze.at == job.number:
             self._settle(piece, states, job)
+        return None
 
-    def _warm_up(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> None:
-        """LAMB (You et al. 2020, arXiv 1904.00962, algorithm 2)."""
-        step, master, options = self._rooms.like(states["master"]).zero_(), states["master"], self._options
+    def _warm_up(self, piece: Piece, states: Mapping[str, Tensor], job: Job, step: Tensor) -> None:
+        """LAMB (You et al. 2020, arXiv 1904.00962, algorithm 2). `step` is room, of zeros."""
+        master, options = states["master"], self._options
         for run in piece.runs(job):
             moments = states["exp_avg"][run.where], states["exp_avg_sq"][run.where]
             adamw(  # weights of 0 that go by a rate of 1: the step itself
@@ -148,26 +149,29 @@ class OneBitLamb(TwoPhases):
         if not self._whole:
             gather(states, transport)
 
-    def _compressed(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> None:
+    def _compressed(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> Iterator[None]:
         flat, mean, exchange = piece.shard.flat, states["exp_avg"], self._exchange
-        new = self._rooms.like(mean).copy_(mean)
-        add_gradient(piece, states["grad"], new, states["exp_avg_sq"], job)
-        counts = exchange.counts(flat, job.used, mean.device)
-        own = new[exchange.own(flat)]
-        exchange.average(new, states["worker_error"], counts, out=own)
-        exchange.spread(own, states["owner_error"], counts, out=new)
-        self._go(piece, states, job, self._step(piece, states, job, new, states["master"]), -1.0)
+        with self._rooms.lent(mean) as new:
+            new.copy_(mean)
+            add_gradient(piece, states["grad"], new, states["exp_avg_sq"], job)
+            counts = exchange.counts(flat, job.used, mean.device)
+            own = new[exchange.own(flat)]
+            yield from exchange.average(new, states["worker_error"], counts, out=own)
+            yield from exchange.spread(own, states["owner_error"], counts, out=new)
+            self._go(piece, states, job, self._step(piece, states, job, new, states["master"]), -1.0)
 
-    def _parted(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> None:
+    def _parted(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> Iterator[None]:
         """An update where this rank has 1/N of the states."""
         whole, own = Piece(piece.shard, 0, piece.shard.flat.size), self._exchange.own(piece.shard.flat)
-        new, (master, _) = self._rooms.like(states["exp_avg"]).copy_(states["exp_avg"]), weights(states, own)
-        counts = self._mean_of_momenta(whole, states, job, out=new)
-        step = self._step(piece, states, job, new, master)
-        moved = self._rooms.like(step, "moved").zero_()
-        for run, here in runs(whole, own, job):
-            moved[here].add_(step[here], alpha=-run.hyper.lr)
-        change(whole, own, states, job, counts, self._exchange, moved)
+        mean, (master, _) = states["exp_avg"], weights(states, own)
+        with self._rooms.lent(mean) as new, self._rooms.lent(mean) as moved:
+            new.copy_(mean)
+            counts = yield from self._mean_of_momenta(whole, states, job, out=new)
+            step = self._step(piece, states, job, new, master)
+            moved.zero_()
+            for run, here in runs(whole, own, job):
+                moved[here].add_(step[here], alpha=-run.hyper.lr)
+            yield from change(whole, own, states, job, counts, self._exchange, moved)
 
     def _step(self, piece: Piece, states: Mapping[str, Tensor], job: Job, new: Tensor, master: Tensor) -> Tensor:
         """The steps of a piece, sized, from the new momentum, in its place; the old one and the fresh variance follow
@@ -200,10 +204,10 @@ class OneBitLamb(TwoPhases):
         found = torch.full_like(states["least"], torch.inf)
         for number, segment, here in _spans(piece):
             factor = states["exp_avg_sq"][here]
-            root = self._rooms.like(factor, "root")
-            torch.mul(factor, factor, out=root).mul_(states["least"][number])
-            torch.maximum(root, states["fresh"][here], out=root).sqrt_()
-            found[number] = root.add_(factor, alpha=job.hypers[segment.group].eps).min()
+            with self._rooms.lent(factor) as root:
+                torch.mul(factor, factor, out=root).mul_(states["least"][number])
+                torch.maximum(root, states["fresh"][here], out=root).sqrt_()
+                found[number] = root.add_(factor, alpha=job.hypers[segment.group].eps).min()
         if self._whole:
             return found
         every = found.new_empty(self._ctx.transport.world * len(found))

@@ -35,7 +35,7 @@ def runs(whole: Piece, own: slice, job: Job) -> Iterator[tuple[Run, slice]]:
 
 def change(
     whole: Piece, own: slice, states: Mapping[str, Tensor], job: Job, counts: Tensor, exchange: Exchange, step: Tensor
-) -> None:
+) -> Iterator[None]:
     """Make the update of the part that this rank owns, and bring all parts' to every rank's live parameter.
 
     whole   the flat parameter
@@ -50,7 +50,7 @@ def change(
     if separate:
         for _, here in runs(whole, own, job):
             master[here].add_(step[here])
-    exchange.spread(step, left, counts, out=gradient)
+    yield from exchange.spread(step, left, counts, out=gradient)
     for run in whole.runs(job):
         accumulate(live[run.where], gradient[run.where])
     if separate:

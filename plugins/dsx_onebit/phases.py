@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -69,7 +69,9 @@ class TwoPhases(Rule):
         else:
             param.copy_(master - states["weight_error"])
 
-    def _mean_of_momenta(self, whole: Piece, states: Mapping[str, Tensor], job: Job, out: Tensor) -> Tensor:
+    def _mean_of_momenta(
+        self, whole: Piece, states: Mapping[str, Tensor], job: Job, out: Tensor
+    ) -> Generator[None, None, Tensor]:
         """Each rank's gradient into its own momentum, and of those the mean, as far as signs tell it, of the part that
         this rank owns; the counts of `Exchange`."""
         flat, mean = whole.shard.flat, states["own_momentum"]
@@ -78,7 +80,7 @@ class TwoPhases(Rule):
             self._missing = whole.shard is not self._ctx.layout.shards[-1]
         add_gradient(whole, states["grad"], mean, states["factor"], job)
         counts = self._exchange.counts(flat, job.used, mean.device)
-        self._exchange.average(mean, states["worker_error"], counts, out=out)
+        yield from self._exchange.average(mean, states["worker_error"], counts, out=out)
         return counts
 
     def _variances(self) -> Iterator[Tensor]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -64,12 +65,18 @@ class Rooms:
     """Memory that is used again in each update: fresh pages would cost more than what is done in them."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, torch.dtype], Tensor] = {}
+        self._free: list[Tensor] = []
 
-    def like(self, tensor: Tensor, name: str = "") -> Tensor:
-        """[as long], on its device and in its dtype, with anything in it; until asked for by the same name."""
-        key, size = (name, tensor.dtype), tensor.numel()
-        held = self._held.get(key)
-        if held is None or held.numel() < size or held.device != tensor.device:
-            self._held[key] = held = torch.empty(size, dtype=tensor.dtype, device=tensor.device)
-        return held[:size]
+    @contextmanager
+    def lent(self, tensor: Tensor) -> Iterator[Tensor]:
+        """[as long], on its device and in its dtype, with anything in it."""
+        size, kind = tensor.numel(), (tensor.dtype, tensor.device)
+        fits = [room for room in self._free if room.numel() >= size and (room.dtype, room.device) == kind]
+        room = min(fits, key=torch.numel, default=None)
+        self._free = [other for other in self._free if other is not room]
+        if room is None:
+            room = torch.empty(size, dtype=tensor.dtype, device=tensor.device)
+        try:
+            yield room[:size]
+        finally:
+            self._free.append(room)

@@ -124,17 +124,18 @@ class ZeroOneAdam(Rule):
         if self._phase != "local":
             super().derive(param, states)
         elif param.data_ptr() != states["master"].data_ptr():
-            param.copy_(torch.sub(states["master"], states["moved"], out=self._rooms.like(states["master"])))
+            with self._rooms.lent(states["master"]) as room:
+                param.copy_(torch.sub(states["master"], states["moved"], out=room))
 
-    def update(self, piece: Piece, states: Mapping[str, Tensor], job: Job, sums: Tensor) -> None:
+    def update(self, piece: Piece, states: Mapping[str, Tensor], job: Job, sums: Tensor) -> Iterator[None]:
         if self._phase == "exact":
             self._exact(piece, states, job)
         elif self._phase == "local":
-            self._local(piece, states, job)
+            yield from self._local(piece, states, job)
         elif self._renews(job.number):
             self._renewed(piece, states, job)
         else:
-            self._shared(piece, states, job)
+            yield from self._shared(piece, states, job)
         following = self._following(job.number)
         if following != self._phase:
             self._turn(piece, states, job, following)
@@ -173,34 +174,34 @@ class ZeroOneAdam(Rule):
     def _renewed(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> None:
         """The gradient's mean is known: look at the variance. What is held in units of the factor changes with it."""
         flat, variance, factor = piece.shard.flat, states["exp_avg_sq"], states["moved"]
-        gradient, ratio = self._rooms.like(variance), self._rooms.like(variance, "ratio")
-        self._take(piece, states["grad"], None, job, out=gradient)
-        for run in piece.runs(job):
-            beta = run.hyper.betas[1]
-            variance[run.where].mul_(beta).addcmul_(gradient[run.where], gradient[run.where], value=1 - beta)
+        with self._rooms.lent(variance) as gradient:
+            self._take(piece, states["grad"], None, job, out=gradient)
+            for run in piece.runs(job):
+                beta = run.hyper.betas[1]
+                variance[run.where].mul_(beta).addcmul_(gradient[run.where], gradient[run.where], value=1 - beta)
         for segment in flat.segments:
             self._looks[segment.name] += job.used[segment.index]
-        self._factors(flat, variance, job, out=ratio.zero_())
-        new = gradient.copy_(ratio)
-        ratio.div_(factor).masked_fill_(factor == 0, 0)
-        factor.copy_(new)
-        for name in ("exp_avg", "worker_error"):
-            states[name].mul_(ratio)
-        states["owner_error"].mul_(ratio[self._exchange.own(flat)])
+        with self._rooms.lent(variance) as new, self._rooms.lent(variance) as ratio:
+            self._factors(flat, variance, job, out=new.zero_())
+            torch.div(new, factor, out=ratio).masked_fill_(factor == 0, 0)
+            factor.copy_(new)
+            for name in ("exp_avg", "worker_error"):
+                states[name].mul_(ratio)
+            states["owner_error"].mul_(ratio[self._exchange.own(flat)])
         self._note(flat, variance, job)
         add_gradient(piece, states["grad"], states["exp_avg"], factor, job)
         self._step(piece, states, job)
 
-    def _shared(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> None:
+    def _shared(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> Iterator[None]:
         """Signs of the gradient, times the factor, travel."""
-        flat, gradient = piece.shard.flat, self._rooms.like(states["exp_avg"])
-        self._take(piece, states["grad"], states["moved"], job, out=gradient)
-        self._average(flat, gradient, states, job.used)
-        for run in piece.runs(job):
-            momentum(states["exp_avg"][run.where], gradient[run.where], beta=run.hyper.betas[0])
+        with self._rooms.lent(states["exp_avg"]) as gradient:
+            self._take(piece, states["grad"], states["moved"], job, out=gradient)
+            yield from self._average(piece.shard.flat, gradient, states, job.used)
+            for run in piece.runs(job):
+                momentum(states["exp_avg"][run.where], gradient[run.where], beta=run.hyper.betas[0])
         self._step(piece, states, job)
 
-    def _local(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> None:
+    def _local(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> Iterator[None]:
         """This rank moves by itself. The decay is taken off the weights that all have in common."""
         flat, mean, moved, master = piece.shard.flat, states["exp_avg"], states["moved"], states["master"]
         add_gradient(piece, states["grad"], mean, states["exp_avg_sq"], job)
@@ -213,16 +214,16 @@ class ZeroOneAdam(Rule):
                 self._rates[segment.name] = self._rates.get(segment.name, 0.0) + job.hypers[segment.group].lr
         options = self._options
         if meets(job.number, options.freeze, options.local_scale, options.local_limit):
-            self._meet(flat, states, len(job.used))
+            yield from self._meet(flat, states, len(job.used))
         self.derive(states["param"], states)
 
-    def _meet(self, flat: Flat, states: Mapping[str, Tensor], parameters: int) -> None:
+    def _meet(self, flat: Flat, states: Mapping[str, Tensor], parameters: int) -> Iterator[None]:
         """Everyone's weights move by the mean of how far ranks are; that over the rates is the common momentum."""
         mean, moved, master = states["exp_avg"], states["moved"], states["master"]
         moving = [False] * parameters
         for segment in flat.segments:
             moving[segment.index] = self._rates.get(segment.name, 0.0) > 0
-        self._average(flat, moved, states, moving)
+        yield from self._average(flat, moved, states, moving)
         for where, rate in self._together(flat):
             torch.div(moved[where], rate, out=mean[where])
             accumulate(master[where], moved[where], -1.0)
@@ -242,12 +243,12 @@ class ZeroOneAdam(Rule):
         if sum_of_rates:
             yield slice(start, stop), sum_of_rates
 
-    def _average(self, flat: Flat, value: Tensor, states: Mapping[str, Tensor], used: Sequence[bool]) -> None:
+    def _average(self, flat: Flat, value: Tensor, states: Mapping[str, Tensor], used: Sequence[bool]) -> Iterator[None]:
         """Of all ranks' values, as far as signs tell, in place."""
         counts = self._exchange.counts(flat, used, value.device)
         own = value[self._exchange.own(flat)]
-        self._exchange.average(value, states["worker_error"], counts, out=own)
-        self._exchange.spread(own, states["owner_error"], counts, out=value)
+        yield from self._exchange.average(value, states["worker_error"], counts, out=own)
+        yield from self._exchange.spread(own, states["owner_error"], counts, out=value)
 
     def _take(self, piece: Piece, gradient: Tensor, factor: Tensor | None, job: Job, out: Tensor) -> None:
         """A gradient, clipped, times the factor."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import pytest
 import torch
+from attrs import evolve
+from torch import Tensor
 
-from dsx.contracts import Flat, Layout, Rule, Segment, Shard, Store, Walk
+from dsx.contracts import Flat, Layout, Piece, Rule, Segment, Shard, Store, Walk
 
 SIZES = (40, 8, 100, 33)
 
@@ -81,3 +85,60 @@ def test_a_rule_that_communicates_gets_whole_shards() -> None:
 
 def test_one_parameter_is_one_piece() -> None:
     assert cuts(rule(whole=True), 16, shard(0, 90, (90,))) == [(0, 90, True)]
+
+
+class Recording(Cut):
+    """Says when states are fetched and given back."""
+
+    def __init__(self, grain: int | None, said: list[str]) -> None:
+        super().__init__(grain)
+        self._said = said
+
+    def fetch(
+        self, key: str, names: Sequence[str], written: Sequence[str] = (), span: object = None
+    ) -> dict[str, Tensor]:
+        self._said.append(f"fetch {key}")
+        return {name: torch.zeros(8) for name in (*names, "param")}
+
+    def put(self, key: str, dirty: Sequence[str] = (), clean: Sequence[str] = ()) -> None:
+        self._said.append(f"put {key}")
+
+    def prefetch(self, key: str, names: Sequence[str], span: object = None) -> None:
+        pass
+
+
+class Local(Held):
+    def target(self, shard: Shard) -> None:
+        return None
+
+    def gradient_of(self, shard: Shard, span: object = None) -> Tensor:
+        return torch.zeros(8)
+
+
+def walked(grain: int | None, keys: str, steps: int) -> list[str]:
+    """What happens, in order, in a sweep whose calls pause `steps` times."""
+    said: list[str] = []
+    shards = [evolve(shard(0, 8, (8,)), flat=evolve(shard(0, 8, (8,)).flat, key=key)) for key in keys]
+
+    def call(piece: Piece, states: object) -> Iterator[None]:
+        for step in range(steps):
+            said.append(f"{piece.shard.key}{step}")
+            yield
+
+    walk = Walk(rule(communicates=True), Local(*shards), Recording(grain, said))
+    walk.sweep(call, lambda done: said.append(f"done {done.key}"))
+    return [text for text in said if not text.startswith("fetch")]
+
+
+def test_a_rule_that_waits_for_others_goes_on_with_the_next_shards() -> None:
+    """All ranks wait in the order of issue: a0 b0 a1 c0 b1, and so on; shards end in their order."""
+    begin = ["a0", "b0", "a1", "c0", "b1", "put a", "done a", "d0", "c1", "put b", "done b"]
+    assert walked(None, "abcd", 2) == [*begin, "d1", "put c", "done c", "put d", "done d"]
+
+
+def test_states_that_are_far_are_those_of_one_shard_at_a_time() -> None:
+    assert walked(4, "ab", 2) == ["a0", "a1", "put a", "done a", "b0", "b1", "put b", "done b"]
+
+
+def test_a_rule_need_not_pause() -> None:
+    assert walked(None, "ab", 0) == ["put a", "done a", "put b", "done b"]

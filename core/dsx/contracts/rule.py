@@ -3,7 +3,7 @@ numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,8 +57,11 @@ class Rule:
     def measure(self, piece: Piece, states: Mapping[str, Tensor], job: Job, out: Tensor) -> None:
         """First sweep, only if `sums`: add this piece's part of each number into `out` [sums, parameters]."""
 
-    def update(self, piece: Piece, states: Mapping[str, Tensor], job: Job, sums: Tensor) -> None:
+    def update(self, piece: Piece, states: Mapping[str, Tensor], job: Job, sums: Tensor) -> Iterator[object] | None:
         """Update a piece in one pass.
+
+        One that communicates may return an iterator, such as a generator: it does the work, and pauses where it would
+        wait for other ranks; the next pieces begin meanwhile.
 
         states  grad, master, param and the rule's own: element states [len(piece)], block states [len(piece) / block];
                 whole are segment states, and those of other scopes than `shard`

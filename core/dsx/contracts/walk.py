@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
 
@@ -12,6 +14,7 @@ from torch import Tensor
 from dsx.contracts.crossing import Copy, Crossing, device_of
 from dsx.contracts.data import Piece, Shard, State
 from dsx.contracts.layout import Layout
+from dsx.contracts.paused import Paused
 from dsx.contracts.rule import Rule
 from dsx.contracts.tier import Span, Store
 
@@ -39,7 +42,7 @@ class Part:
         return self.piece.start - begin, self.piece.stop - begin
 
 
-Call = Callable[[Piece, Mapping[str, Tensor]], None]
+Call = Callable[[Piece, Mapping[str, Tensor]], Iterator[object] | None]
 Target = Callable[[Part], Tensor]
 
 
@@ -72,6 +75,9 @@ class Walk:
     ) -> None:
         """Give every piece to `call`, with its states; `done` follows the last piece of a shard.
 
+        What `call` returns is what is left to do, which pauses where it waits for other ranks. Where all states are at
+        hand the pieces after it begin meanwhile.
+
         target    memory of the caller's for the new parameter, which has the present one if there is no separate
                   master; the store's is not touched then. None: where the layout wants it
         gradient  None: the layout's
@@ -80,6 +86,7 @@ class Walk:
         apart = {name for name, given in (("param", target), ("grad", gradient)) if given is not None}
         gradient, place = gradient or self._gradient, target or self._target
         parts, near, reach = self.parts, 0, 0
+        paused = Paused()
         coming: Mapping[str, Copy] = {}
         for number, part in enumerate(parts):
             reach = max(0, reach - len(part.piece))
@@ -94,10 +101,16 @@ class Walk:
             with self._crossing.together(states, coming) as there:
                 crosses = there is not states and device_of(there).type == "cpu" and number + 1 < len(parts)
                 coming = self._start(parts[number + 1], gradient, place) if crosses else {}
-                call(part.piece, there)
-            self._store.put(part.piece.shard.key, dirty=names)
-            if part.last:
-                done(part.piece.shard)
+                rest = iter(call(part.piece, there) or ())
+                if self._reach or there is not states:  # these make room for the next piece's
+                    deque(rest, maxlen=0)
+            paused.add(rest, functools.partial(self._over, part, names, done))
+        paused.finish()
+
+    def _over(self, part: Part, names: Sequence[str], done: Callable[[Shard], None]) -> None:
+        self._store.put(part.piece.shard.key, dirty=names)
+        if part.last:
+            done(part.piece.shard)
 
     @cached_property
     def _reach(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -30,8 +30,8 @@ class Inline(Stepper):
             self._walk.sweep(lambda piece, states: rule.measure(piece, states, job, sums), partial=True)
             sums = layout.total(sums)
 
-        def update(piece: Piece, states: Mapping[str, Tensor]) -> None:
-            rule.update(piece, states, job, sums)
+        def update(piece: Piece, states: Mapping[str, Tensor]) -> Iterator[object] | None:
+            return rule.update(piece, states, job, sums)
 
         if rule.scope(job.number) == "local":  # the rule brings every rank's parameters to their new values itself
             self._walk.sweep(

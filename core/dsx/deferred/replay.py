@@ -71,7 +71,7 @@ def _needed(views: Sequence[View]) -> list[Step]:
     return [steps[number] for number in sorted(steps)]
 
 
-def _read(step: Step) -> Iterator[View]:
+def _read(step: Step) -> Sequence[View]:
     """The views whose values a step reads."""
     args = step.args if step.fills is None else step.args[1:]
     return each(View, (args, step.kwargs))
