@@ -74,8 +74,10 @@ class Environment:
             assert each["missing"] or each["implementation"] not in self._lack.kernels, f"not missing: {each}"
         run = ["docs/manifests/quickstart.toml", "--overwrite", "--set", "run.steps=20"]
         self.run("dsx", "run", *run, "--set", "optimize.warmup_cosine.warmup=2")
+        two_at_once = ["-n", "2", "--dist", "loadfile"]  # as `make test` does
         self.run(
-            "python", "-m", "pytest", "-q", *([] if suite else ["tests/kernels", "tests/plugins/test_optimizers.py"])
+            *("python", "-m", "pytest", "-q"),
+            *(two_at_once if suite else ["tests/kernels", "tests/plugins/test_optimizers.py"]),
         )
 
     def run(self, *command: str) -> str:
