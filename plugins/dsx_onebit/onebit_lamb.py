@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Annotated
 
 import torch
@@ -96,17 +96,17 @@ class OneBitLamb(TwoPhases):
         ]
         self._rooms = Rooms()
 
-    def update(self, piece: Piece, states: Mapping[str, Tensor], job: Job, sums: Tensor) -> Iterator[None] | None:
+    def update(self, piece: Piece, states: Mapping[str, Tensor], job: Job, sums: Tensor) -> Iterator[None]:
         if self._freeze.compresses(job.number):
-            return (self._compressed if self._whole else self._parted)(piece, states, job)
+            yield from (self._compressed if self._whole else self._parted)(piece, states, job)
+            return
         with self._rooms.lent(states["master"]) as step:
-            self._warm_up(piece, states, job, step.zero_())
+            yield from self._warm_up(piece, states, job, step.zero_())
         self._freeze.note(owned(piece, states["exp_avg_sq"]))
         if self._freeze.at == job.number:
             self._settle(piece, states, job)
-        return None
 
-    def _warm_up(self, piece: Piece, states: Mapping[str, Tensor], job: Job, step: Tensor) -> None:
+    def _warm_up(self, piece: Piece, states: Mapping[str, Tensor], job: Job, step: Tensor) -> Iterator[None]:
         """LAMB (You et al. 2020, arXiv 1904.00962, algorithm 2). `step` is room, of zeros."""
         master, options = states["master"], self._options
         for run in piece.runs(job):
@@ -124,7 +124,7 @@ class OneBitLamb(TwoPhases):
                 clip_value=run.hyper.get("clip_value"),
             )
             accumulate(step[run.where], master[run.where], -run.hyper.weight_decay)
-        norms, steps = self._norms(piece, master, step)
+        norms, steps = yield from self._norms(piece, master, step)
         known = (norms > 0) & (steps > 0)
         size = torch.where(known, (norms / steps).clamp(options.min_coeff, options.max_coeff), 1.0)
         mean = states["coefficient"]
@@ -158,7 +158,8 @@ class OneBitLamb(TwoPhases):
             own = new[exchange.own(flat)]
             yield from exchange.average(new, states["worker_error"], counts, out=own)
             yield from exchange.spread(own, states["owner_error"], counts, out=new)
-            self._go(piece, states, job, self._step(piece, states, job, new, states["master"]), -1.0)
+            step = yield from self._step(piece, states, job, new, states["master"])
+            self._go(piece, states, job, step, -1.0)
 
     def _parted(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> Iterator[None]:
         """An update where this rank has 1/N of the states."""
@@ -167,13 +168,15 @@ class OneBitLamb(TwoPhases):
         with self._rooms.lent(mean) as new, self._rooms.lent(mean) as moved:
             new.copy_(mean)
             counts = yield from self._mean_of_momenta(whole, states, job, out=new)
-            step = self._step(piece, states, job, new, master)
+            step = yield from self._step(piece, states, job, new, master)
             moved.zero_()
             for run, here in runs(whole, own, job):
                 moved[here].add_(step[here], alpha=-run.hyper.lr)
             yield from change(whole, own, states, job, counts, self._exchange, moved)
 
-    def _step(self, piece: Piece, states: Mapping[str, Tensor], job: Job, new: Tensor, master: Tensor) -> Tensor:
+    def _step(
+        self, piece: Piece, states: Mapping[str, Tensor], job: Job, new: Tensor, master: Tensor
+    ) -> Generator[None, None, Tensor]:
         """The steps of a piece, sized, from the new momentum, in its place; the old one and the fresh variance follow
         it."""
         mean = states["exp_avg"]
@@ -183,23 +186,26 @@ class OneBitLamb(TwoPhases):
             states["fresh"][here].mul_(two).addcmul_(gradient, gradient, value=1 - two)
             mean[here].copy_(new[here])
             accumulate(new[here], master[here], run.hyper.weight_decay)
-        norms = self._norms(piece, mean, new)
-        return self._sized(piece, new, states["coefficient"] * self._ratio(piece, states, job, *norms))
+        norms = yield from self._norms(piece, mean, new)
+        least = yield from self._least(piece, states, job)
+        return self._sized(piece, new, states["coefficient"] * self._ratio(piece, states, job, least, *norms))
 
-    def _ratio(self, piece: Piece, states: Mapping[str, Tensor], job: Job, means: Tensor, steps: Tensor) -> Tensor:
+    def _ratio(
+        self, piece: Piece, states: Mapping[str, Tensor], job: Job, least: Tensor, means: Tensor, steps: Tensor
+    ) -> Tensor:
         """Factors on each parameter's coefficient [parameters of the flat one], kept in `ratio` where it is used.
 
         The largest of frozen over fresh root variances, the less of it the more of the step is the weight's decay;
         within bounds, and near what it was.
         """
         options, last = self._options, states["ratio"]
-        found = 1 / self._least(piece, states, job)
+        found = 1 / least
         share = torch.where(steps > 0, (means / steps).clamp(max=1.0), 1.0)
         found.mul_(share).add_(1 - share).clamp_(options.factor_min, options.factor_max)
         found = found.maximum(last * (1 - options.factor_threshold)).minimum(last * (1 + options.factor_threshold))
         return last.copy_(torch.where(_used(piece, job, last), found, last))
 
-    def _least(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> Tensor:
+    def _least(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> Generator[None, None, Tensor]:
         """The least of fresh over frozen root variances of each parameter of the flat one."""
         found = torch.full_like(states["least"], torch.inf)
         for number, segment, here in _spans(piece):
@@ -211,10 +217,12 @@ class OneBitLamb(TwoPhases):
         if self._whole:
             return found
         every = found.new_empty(self._ctx.transport.world * len(found))
-        self._ctx.transport.all_gather(every, found, channel="rule", purpose="rule").wait()
+        handle = self._ctx.transport.all_gather(every, found, channel="rule", purpose="rule")
+        yield
+        handle.wait()
         return every.view(-1, len(found)).amin(0)
 
-    def _norms(self, piece: Piece, *values: Tensor) -> tuple[Tensor, ...]:
+    def _norms(self, piece: Piece, *values: Tensor) -> Generator[None, None, tuple[Tensor, ...]]:
         """Of each parameter of a flat one, of each of the values over a piece: [parameters]."""
         dtype = values[0].dtype
         sums = torch.zeros(len(values), len(piece.shard.flat.segments), dtype=dtype, device=values[0].device)
@@ -222,7 +230,9 @@ class OneBitLamb(TwoPhases):
             for row, value in zip(sums, values, strict=True):
                 row[number] = squares(value[here])
         if not self._whole:
-            self._ctx.transport.all_reduce(sums, "sum", channel="rule", purpose="rule").wait()
+            handle = self._ctx.transport.all_reduce(sums, "sum", channel="rule", purpose="rule")
+            yield
+            handle.wait()
         return tuple(sums.sqrt_().unbind())
 
     def _sized(self, piece: Piece, step: Tensor, size: Tensor) -> Tensor:
