@@ -13,10 +13,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 import dsx
+from built import needs_native
 from dsx.errors import DsxError, ManifestError
 from dsx.run.job import run
 from dsx.testing import check_plugin
 from dsx.testing.models import Tangle, tokens
+
+pytestmark = needs_native
 
 LAYOUTS = ("replicated", "zero1", "zero2", "zero3")
 MAY = {"replicated": 0, "zero1": 0, "zero2": 1, "zero3": 2}
