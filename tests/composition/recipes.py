@@ -145,7 +145,7 @@ RECIPES: Mapping[str, Recipe] = {
     "zero1": Recipe("partition", layout=True),
     "zero2": Recipe("partition", layout=True),
     "zero3": Recipe("partition", layout=True),
-    "cpu_offload": Recipe("partition", {"limit_bytes": 25_000}),
+    "cpu_offload": Recipe("partition", {"limit_bytes": 56_000}),
     "nvme_offload": Recipe("partition", {"path": str(FOLDER)}),
     "delayed_update": Recipe("optimize", {"after": 1}, delayed=2, lacks=ONE_BIT),
     "sliding_window": _pattern("sliding_window", alike=None, window=3),
