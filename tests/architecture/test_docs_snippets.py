@@ -48,7 +48,7 @@ def runs(page: str) -> Any:
     return pytest.param(page, marks=needs_native if on_disk else ())
 
 
-@pytest.mark.parametrize("page", map(runs, PAGES))
+@pytest.mark.parametrize("page", [runs(page) for page in PAGES])
 def test_page_works_as_it_says(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
