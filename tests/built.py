@@ -8,4 +8,4 @@ from dsx_kernels import library
 
 HAS_NATIVE = library.missing() is None
 
-needs_native = pytest.mark.skipif(not HAS_NATIVE, reason="no native library here: states in files need it")
+needs_native = pytest.mark.skipif(not HAS_NATIVE, reason="no native library here")

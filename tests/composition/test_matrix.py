@@ -113,7 +113,7 @@ def outcomes(ranks) -> dict[tuple[str, ...], Any]:
 @pytest.mark.parametrize("names", list(combinations()), ids="+".join)
 def test_a_combination_trains_like_plain_pytorch_or_is_refused(names: tuple[str, ...], outcomes) -> None:
     if not possible(names):
-        pytest.skip("no native library here: states in files need it")
+        pytest.skip("no native library here, which states in files need")
     outcome = outcomes[names]
     if (words := RECIPES[names[0]].refused) is not None:
         assert isinstance(outcome, str) and words in outcome

@@ -8,14 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from built import HAS_NATIVE, needs_native
 from dsx_kernels import library
 from dsx_kernels.block_attention import native, reference
 from kernels.attention_cases import BF16, CASES, F16, F32, F64, Case, check, run
 
-HAS_NATIVE = library.missing() is None
 LEVELS = library.LEVELS[: library.LEVELS.index(library.best()) + 1] if HAS_NATIVE else ()
-
-needs_native = pytest.mark.skipif(not HAS_NATIVE, reason="no native library here")
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor
 
+from built import needs_native
 from dsx.errors import KernelUnavailable
 from dsx_commands.kernels import command
 from dsx_kernels import Found, Implementation, Operation, available, choice, found, library
@@ -216,7 +217,7 @@ def test_a_library_that_does_not_load_says_so(monkeypatch: pytest.MonkeyPatch, t
     )
 
 
-@pytest.mark.skipif(library.missing() is not None, reason="no native library here")
+@needs_native
 def test_a_stale_library_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "ABI", library.ABI + 1)
     with pytest.raises(KernelUnavailable) as caught:
@@ -227,13 +228,13 @@ def test_a_stale_library_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPa
     assert lines[4].startswith("  remedy: build it again: pip install --no-deps -e .")
 
 
-@pytest.mark.skipif(library.missing() is not None, reason="no native library here")
+@needs_native
 def test_a_library_without_a_function_is_stale() -> None:
     with pytest.raises(KernelUnavailable, match="the native library has no dsx_of_tomorrow"):
         library.Function("dsx_of_tomorrow", None)()
 
 
-@pytest.mark.skipif(library.missing() is not None, reason="no native library here")
+@needs_native
 def test_the_environment_forces_an_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
     with library.using(library.best()):
         monkeypatch.setenv("DSX_INSTRUCTIONS", "generic")
@@ -249,7 +250,7 @@ def test_the_command_shows_what_runs_and_why_not(monkeypatch: pytest.MonkeyPatch
     assert "reference  cpu: float32, bfloat16, float16, float64" in text
 
 
-@pytest.mark.skipif(library.missing() is not None, reason="no native library here")
+@needs_native
 def test_the_command_shows_the_file_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert CliRunner().invoke(command, ["aio"]).output.splitlines() == ["aio", "  native  cpu: any dtype"]
     monkeypatch.setattr(library, "FILE", tmp_path / "_native.so")

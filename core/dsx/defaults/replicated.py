@@ -26,7 +26,8 @@ from dsx.contracts import (
 from dsx.plugin import Context
 
 BUCKET_BYTES = 25 << 20
-"""As DistributedDataParallel's."""
+"""As DistributedDataParallel's. Smaller units join until they are half as large: a bucket is sent when it is full, so
+what is in it may as well be updated, and by a rule that communicates exchanged, in few large flats."""
 
 
 class Replicated(WholeParameters):
