@@ -5,14 +5,44 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
-from dsx.contracts import Flat, Transport
+from dsx.contracts import Flat, Job, Transport
 from dsx_kernels.signs import signs
 from dsx_kernels.signs_mean import signs_mean
 
 WORD = 32
 """Signs in an int32."""
+
+
+@frozen
+class Share:
+    """A gradient that is added to a momentum on its way into signs; the sum is nowhere written.
+
+    gradient, factor  [size]; factor None: 1
+    multiplier        of the gradient
+    spans             (where, decay of the momentum, clip_value), together all of [size]
+    """
+
+    gradient: Tensor
+    factor: Tensor | None
+    multiplier: float
+    spans: Sequence[tuple[slice, float, float | None]]
+
+    @classmethod
+    def of(cls, flat: Flat, gradient: Tensor, factor: Tensor | None, job: Job) -> Share:
+        """What `steps.add_gradient` would add; parameters that are not used are left out by the counts."""
+        spans: list[tuple[slice, float, float | None]] = []
+        for segment in flat.segments:
+            hyper = job.hypers[segment.group]
+            mine = hyper.betas[0], hyper.get("clip_value")
+            if spans and spans[-1][1:] == mine:
+                continue
+            if spans:
+                spans[-1] = slice(spans[-1][0].start, segment.start), *spans[-1][1:]
+            spans.append((slice(segment.start if spans else 0, flat.size), *mine))
+        return cls(gradient, factor, job.multiplier, spans)
 
 
 class Exchange:
@@ -51,19 +81,21 @@ class Exchange:
             self._counts[flat.key] = known = mine, counts.to(device)
         return known[1]
 
-    def average(self, value: Tensor, error: Tensor, counts: Tensor, out: Tensor) -> Iterator[None]:
+    def average(
+        self, value: Tensor | None, error: Tensor, counts: Tensor, out: Tensor, share: Share | None = None
+    ) -> Iterator[None]:
         """The mean over ranks of `value + error`, as far as signs tell it, of the part that this rank owns.
 
-        value, error  [size]; error becomes what the signs did not tell
+        value, error  [size]; error becomes what the signs did not tell; no value: the share alone
         out           [size / N], written where `counts` counts; may be a part of `value`
+        share         of a gradient in the value
         """
         x, size = self._transport, out.numel()
         sent, came = (self._messages(size, error) for _ in range(2))
         each = size // self._block
+        bits, scales = self._parts(sent, size, error)
         for rank in range(x.world):
-            part, blocks = slice(rank * size, (rank + 1) * size), slice(rank * each, (rank + 1) * each)
-            bits, scales = self._parts(sent, size, error)
-            signs(value[part], error[part], counts[blocks], bits[rank], scales[rank])
+            self._compress(rank * size, value, error, counts, bits[rank], scales[rank], share)
         handle = x.all_to_all(list(came), list(sent), channel="rule", purpose="rule")
         yield
         handle.wait()
@@ -86,6 +118,40 @@ class Exchange:
         for rank in range(x.world):
             part, blocks = slice(rank * size, (rank + 1) * size), slice(rank * each, (rank + 1) * each)
             signs_mean(bits[rank : rank + 1], scales[rank : rank + 1], counts[blocks], out[part])
+
+    def _compress(
+        self,
+        start: int,
+        value: Tensor | None,
+        error: Tensor,
+        counts: Tensor,
+        bits: Tensor,
+        scales: Tensor,
+        share: Share | None,
+    ) -> None:
+        """Signs of the part from `start` on; bits [part / 32], scales [part / block], the others are whole."""
+        stop, block = start + bits.numel() * WORD, self._block
+        for where, beta, clip_value in share.spans if share else [(slice(start, stop), 0.0, None)]:
+            low, high = max(where.start, start), min(where.stop, stop)
+            if low >= high:
+                continue
+            here, words, blocks = (
+                slice(low, high),
+                slice((low - start) // WORD, (high - start) // WORD),
+                slice((low - start) // block, (high - start) // block),
+            )
+            signs(
+                None if value is None else value[here],
+                error[here],
+                counts[low // block : high // block],
+                bits[words],
+                scales[blocks],
+                share.gradient[here] if share else None,
+                None if share is None or share.factor is None else share.factor[here],
+                beta=beta,
+                multiplier=share.multiplier if share else 1.0,
+                clip_value=clip_value,
+            )
 
     def _messages(self, size: int, like: Tensor) -> Tensor:
         """int32 [N, words], one message of signs and scales for each rank."""

@@ -14,10 +14,11 @@ from dsx.contracts import Hyper, Job, Piece, State
 from dsx.errors import DsxError
 from dsx.plugin import Descriptor, Fill, Need, Part, Plan, choice, fraction, hook, non_negative, positive
 from dsx_kernels.sgd import sgd
+from dsx_onebit.exchange import Share
 from dsx_onebit.freeze import settle
 from dsx_onebit.owned import STATES, change, gather, runs, weights
 from dsx_onebit.phases import TwoPhases, notes, owned
-from dsx_onebit.steps import GROUP, adam_step, add_gradient, check_block, separate
+from dsx_onebit.steps import GROUP, adam_step, check_block, separate
 
 Beta = Annotated[float, fraction]
 
@@ -107,10 +108,11 @@ class OneBitAdam(TwoPhases):
 
     def _compressed(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> Iterator[None]:
         mean, factor, exchange = states["exp_avg"], states["exp_avg_sq"], self._exchange
-        add_gradient(piece, states["grad"], mean, factor if self._scaled else None, job)
-        counts = exchange.counts(piece.shard.flat, job.used, mean.device)
-        own = mean[exchange.own(piece.shard.flat)]
-        yield from exchange.average(mean, states["worker_error"], counts, out=own)
+        flat = piece.shard.flat
+        share = Share.of(flat, states["grad"], factor if self._scaled else None, job)
+        counts = exchange.counts(flat, job.used, mean.device)
+        own = mean[exchange.own(flat)]
+        yield from exchange.average(mean, states["worker_error"], counts, out=own, share=share)
         yield from exchange.spread(own, states["owner_error"], counts, out=mean)
         copied = separate(states)
         for run in piece.runs(job):

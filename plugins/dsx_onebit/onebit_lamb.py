@@ -15,10 +15,11 @@ from dsx.plugin import Descriptor, Fill, Need, Part, Plan, fraction, hook, non_n
 from dsx_kernels.accumulate import accumulate
 from dsx_kernels.adamw import adamw
 from dsx_kernels.squares import squares
+from dsx_onebit.exchange import Share
 from dsx_onebit.freeze import settle
 from dsx_onebit.owned import STATES, change, gather, runs, weights
 from dsx_onebit.phases import TwoPhases, notes, owned
-from dsx_onebit.steps import GROUP, Rooms, add_gradient, check_block, separate
+from dsx_onebit.steps import GROUP, Rooms, check_block, separate
 
 Beta = Annotated[float, fraction]
 
@@ -152,11 +153,10 @@ class OneBitLamb(TwoPhases):
     def _compressed(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> Iterator[None]:
         flat, mean, exchange = piece.shard.flat, states["exp_avg"], self._exchange
         with self._rooms.lent(mean) as new:
-            new.copy_(mean)
-            add_gradient(piece, states["grad"], new, states["exp_avg_sq"], job)
+            share = Share.of(flat, states["grad"], states["exp_avg_sq"], job)
             counts = exchange.counts(flat, job.used, mean.device)
             own = new[exchange.own(flat)]
-            yield from exchange.average(new, states["worker_error"], counts, out=own)
+            yield from exchange.average(mean, states["worker_error"], counts, out=own, share=share)
             yield from exchange.spread(own, states["owner_error"], counts, out=new)
             step = yield from self._step(piece, states, job, new, states["master"])
             self._go(piece, states, job, step, -1.0)

@@ -16,7 +16,7 @@ from dsx.plugin import Context, Descriptor, Fill, Need, Part, fraction, hook, no
 from dsx_kernels.accumulate import accumulate
 from dsx_kernels.momentum import momentum
 from dsx_kernels.sgd import sgd
-from dsx_onebit.exchange import Exchange
+from dsx_onebit.exchange import Exchange, Share
 from dsx_onebit.freeze import factors
 from dsx_onebit.intervals import meets, renews
 from dsx_onebit.steps import GROUP, Rooms, adam_step, add_gradient, check_block, separate
@@ -175,7 +175,7 @@ class ZeroOneAdam(Rule):
         """The gradient's mean is known: look at the variance. What is held in units of the factor changes with it."""
         flat, variance, factor = piece.shard.flat, states["exp_avg_sq"], states["moved"]
         with self._rooms.lent(variance) as gradient:
-            self._take(piece, states["grad"], None, job, out=gradient)
+            self._take(piece, states["grad"], job, out=gradient)
             for run in piece.runs(job):
                 beta = run.hyper.betas[1]
                 variance[run.where].mul_(beta).addcmul_(gradient[run.where], gradient[run.where], value=1 - beta)
@@ -194,9 +194,10 @@ class ZeroOneAdam(Rule):
 
     def _shared(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> Iterator[None]:
         """Signs of the gradient, times the factor, travel."""
+        flat = piece.shard.flat
+        share = Share.of(flat, states["grad"], states["moved"], job)
         with self._rooms.lent(states["exp_avg"]) as gradient:
-            self._take(piece, states["grad"], states["moved"], job, out=gradient)
-            yield from self._average(piece.shard.flat, gradient, states, job.used)
+            yield from self._average(flat, gradient, states, job.used, share)
             for run in piece.runs(job):
                 momentum(states["exp_avg"][run.where], gradient[run.where], beta=run.hyper.betas[0])
         self._step(piece, states, job)
@@ -243,21 +244,27 @@ class ZeroOneAdam(Rule):
         if sum_of_rates:
             yield slice(start, stop), sum_of_rates
 
-    def _average(self, flat: Flat, value: Tensor, states: Mapping[str, Tensor], used: Sequence[bool]) -> Iterator[None]:
-        """Of all ranks' values, as far as signs tell, in place."""
+    def _average(
+        self,
+        flat: Flat,
+        value: Tensor,
+        states: Mapping[str, Tensor],
+        used: Sequence[bool],
+        share: Share | None = None,
+    ) -> Iterator[None]:
+        """Of all ranks' values, as far as signs tell, in place; of a share alone if there is one."""
         counts = self._exchange.counts(flat, used, value.device)
-        own = value[self._exchange.own(flat)]
-        yield from self._exchange.average(value, states["worker_error"], counts, out=own)
+        own, told = value[self._exchange.own(flat)], value if share is None else None
+        yield from self._exchange.average(told, states["worker_error"], counts, out=own, share=share)
         yield from self._exchange.spread(own, states["owner_error"], counts, out=value)
 
-    def _take(self, piece: Piece, gradient: Tensor, factor: Tensor | None, job: Job, out: Tensor) -> None:
-        """A gradient, clipped, times the factor."""
+    def _take(self, piece: Piece, gradient: Tensor, job: Job, out: Tensor) -> None:
+        """A gradient, clipped."""
         out.zero_()
         for run in piece.runs(job):
             momentum(
                 out[run.where],
                 gradient[run.where],
-                None if factor is None else factor[run.where],
                 beta=0.0,
                 multiplier=job.multiplier,
                 clip_value=run.hyper.get("clip_value"),

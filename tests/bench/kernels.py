@@ -148,6 +148,9 @@ def operations(tensors: Tensors) -> dict[str, tuple[float, float, dict[str, Way]
             "dsx": lambda: signs(t.gradient, t.left, t.counts, t.bits[0], t.scales[0]),
             "torch operations": t.signs,
         }),
+        "signs fp32, of a bf16 gradient's share": (14, 4.13, {
+            "dsx": lambda: signs(t.mean, t.left, t.counts, t.bits[0], t.scales[0], t.half, t.square, beta=0.9),
+        }),
         "signs_mean of 1 rank": (0.13, 4, {"dsx": lambda: signs_mean(t.bits[:1], t.scales[:1], t.counts, t.wide)}),
         "signs_mean of 2 ranks": (0.26, 4, {"dsx": lambda: signs_mean(t.bits, t.scales, t.counts, t.wide)}),
         "momentum fp32, with a factor": (12, 4, {"dsx": lambda: average(t.mean, t.gradient, t.square, beta=0.9)}),

@@ -66,7 +66,9 @@ def _partition(choices: argparse.Namespace, link: Sequence[str]) -> dict[str, An
         out = Path(folder) / "out.json"
         command = [sys.executable, str(BENCH / "partition.py"), "--systems", ",".join(SYSTEMS), "--dtype", "bf16"]
         command += ["--size", choices.size, "--rounds", str(choices.rounds), "--sockets", "--json", str(out), *link]
-        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+        if not out.exists():
+            raise SystemExit(f"partition.py ended with {done.returncode}")
         found: dict[str, Any] = json.loads(out.read_text())["systems"]
     failed = {name: record["failed"] for name, record in found.items() if "failed" in record}
     if failed:

@@ -197,14 +197,19 @@ GROUP = 1024
 
 
 def _signs() -> list[Case]:
-    def make(value: Any, error: Any, counts: Sequence[int], block: int = GROUP, **place: Any) -> Case:
+    def make(
+        value: Any, error: Any, counts: Sequence[int], block: int = GROUP, share: Sequence[Any] = (), **place: Any
+    ) -> Case:
         blocks, size = len(counts), len(counts) * block
         wide = F64 if error == F64 else F32
         tensors = {"value": value, "error": error, "counts": torch.int32, "bits": torch.int32, "scales": wide}
+        tensors |= dict(zip(("gradient", "factor"), share, strict=False))
         shapes = {"counts": (blocks,), "bits": (size // 32,), "scales": (blocks,)}
-        return Case("signs", tensors, size, shapes=shapes, whole={"counts": counts}, **place)
+        options = {"beta": 0.9, "multiplier": 0.5, "clip_value": place.pop("clip_value", None)} if share else {}
+        return Case("signs", tensors, size, options, shapes=shapes, whole={"counts": counts}, **place)
 
     full = [GROUP] * 5
+    shares = ((F32, None), (BF16, F32), (F16, BF16), (F64, F64))
     return [
         make(F32, F32, []),
         *(make(F32, F32, [count]) for count in (0, 1, 31, 33, 1023, 1024)),
@@ -213,7 +218,16 @@ def _signs() -> list[Case]:
         *(make(F32, F32, full, offset=offset) for offset in (1, 7)),
         *(make(*pair, [GROUP] * 3, special=True) for pair in ((F32, F32), (F64, F64), (F16, F32))),
         make(F32, F32, [GROUP] * 150),
+        *(make(*pair, [GROUP, 17, 0, 1000], share=share) for pair in _SUMS for share in shares),
+        *(make(*pair, [4096, 1025, 0, 3000], 4096, share=(BF16, F32)) for pair in _SUMS),
+        *(make(F32, F32, full, share=(BF16, F32), offset=offset) for offset in (1, 7)),
+        *(make(*pair, [GROUP] * 3, share=(F32, F32), special=True, clip_value=0.2) for pair in _SUMS),
+        make(F32, F32, [GROUP] * 150, share=(BF16, F32), clip_value=0.5),
     ]
+
+
+_SUMS = ((F32, F32), (None, F32), (F64, F64), (BF16, F16))
+"""Dtypes of value and error."""
 
 
 def _signs_mean() -> list[Case]:
@@ -360,6 +374,15 @@ def _half_unit(value: Tensor, dtype: torch.dtype) -> Tensor:
     return power * info.eps / 2
 
 
+def _share(sizes: Mapping[str, Tensor], options: Mapping[str, Any]) -> Tensor:
+    """The size of a gradient, as it is added to what an operation updates."""
+    if "gradient" not in sizes:
+        return torch.zeros(())
+    gradient = sizes["gradient"] * abs(options["multiplier"])
+    gradient = gradient if options["clip_value"] is None else gradient.clamp(max=options["clip_value"])
+    return gradient * sizes.get("factor", torch.ones(()))
+
+
 def _terms(case: Case, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """For each output the sum of the sizes of what its elements are made of: what rounding errors grow with."""
     sizes = {name: tensor.to(F64).abs() for name, tensor in inputs.items()}
@@ -371,14 +394,14 @@ def _terms(case: Case, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if case.operation == "signs":
         scales = expected(case)["scales"]
         whole = scales.repeat_interleave(case.size // max(1, len(scales)))
-        return {"scales": scales, "bits": scales, "error": sizes["value"] + sizes["error"] + whole}
+        value = 2 * sizes.get("value", torch.zeros(())) + sizes["error"]
+        return {"scales": scales, "bits": scales, "error": value + _share(sizes, options) + whole}
     if case.operation == "signs_mean":
         whole = sizes["scales"].sum(0).repeat_interleave(case.size // max(1, len(sizes["counts"])))
         return {"out": whole + sizes["out"]}
-    gradient = sizes["gradient"] * abs(options["multiplier"])
-    gradient = gradient if options["clip_value"] is None else gradient.clamp(max=options["clip_value"])
+    gradient = _share(sizes, options)
     if case.operation == "momentum":
-        return {"mean": 2 * sizes["mean"] + gradient * sizes.get("factor", torch.ones(()))}
+        return {"mean": 2 * sizes["mean"] + gradient}
     if case.operation == "sgd":
         gradient = gradient + options["weight_decay"] * sizes["master"]
         buffer = options["momentum"] * sizes.get("momentum_buffer", torch.zeros(())) + gradient

@@ -45,8 +45,9 @@ _GPU = """## On a GPU
 bandwidth, `block_attention` against torch's. No figure of a GPU is in these pages: none was measured yet.
 
 What Triton {triton} and nvcc {nvcc} make for GPUs that are not at hand: registers a thread and bytes of shared memory a
-block. None spills a register to memory. Their tests hold these numbers, where those versions are installed; with others
-they hold the limits: nothing spilled, no more shared memory than there is, 16-byte accesses (8 on gfx942).
+block. None spills a register, not even to lanes of other registers. Their tests hold these numbers, where those
+versions are installed; with others they hold the limits: nothing spilled, no more shared memory than there is, 16-byte
+accesses (8 on gfx942).
 
 Triton comes first where both are there, and which is faster was not measured: `DSX_KERNELS=adamw=cuda` takes the other.
 """

@@ -32,7 +32,14 @@ WANTED: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "cast": ((F32, BF16), (BF16, F32), (F32, F16), (F16, BF16), (F64, BF16)),
     "accumulate": ((F32, BF16), (F32, F32), (F64, F16)),
     "momentum": ((F32, F32, F32), (F32, BF16, None), (F64, F64, F64)),
-    "signs": ((F32, F32, I32, I32, F32), (BF16, F32, I32, I32, F32), (F64, F64, I32, I32, F64)),
+    "signs": (
+        (F32, F32, I32, I32, F32),
+        (BF16, F32, I32, I32, F32),
+        (F64, F64, I32, I32, F64),
+        (F32, F32, I32, I32, F32, BF16, F32),
+        (None, F32, I32, I32, F32, BF16, F32),
+        (F64, F64, I32, I32, F64, F64, F64),
+    ),
     "signs_mean": ((I32, F32, I32, F32), (I32, F32, I32, BF16), (I32, F64, I32, F64)),
 }
 """Dtypes of the tensors of each call that is compiled."""
@@ -48,8 +55,8 @@ Table = Mapping[str, Mapping[str, Mapping[str, Taken]]]
 
 def wanted(operation: str) -> Iterator[tuple[str, Case]]:
     """Dtypes in words, and a case with them."""
-    like = next(case for case in TABLE[operation] if case.size == 4096)
     for dtypes in WANTED[operation]:
+        like = next(case for case in TABLE[operation] if case.size == 4096 and len(case.tensors) == len(dtypes))
         case = replace(like, tensors=dict(zip(like.tensors, dtypes, strict=True)))
         yield "-".join(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype and dtype.is_floating_point), case
 

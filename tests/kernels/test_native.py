@@ -85,6 +85,19 @@ def test_a_blocks_bits_do_not_depend_on_the_cut(operation: str) -> None:
         assert_same({name: tensors[name] for name in whole}, whole, f"{case} in pieces")
 
 
+_SHARES = [case for case in TABLE["signs"] if "gradient" in case.tensors and case.tensors["value"] == F32]
+
+
+@pytest.mark.parametrize("case", _SHARES, ids=str)
+def test_signs_of_a_gradients_share_are_those_of_the_momentum(case: Case) -> None:
+    """Bit for bit, where the momentum is held in the width that it is computed in."""
+    tensors, apart = case.make(), case.make()
+    gradient, factor = apart.pop("gradient"), apart.pop("factor", None)
+    native("momentum")(apart["value"], gradient, factor, **case.options)
+    plain = replace(case, tensors={name: case.tensors[name] for name in apart}, options={})
+    assert_same(call(native("signs"), case, tensors), call(native("signs"), plain, apart), str(case))
+
+
 LARGE = (8 << 20) + 67
 """Elements of tensors that no cache holds: what is only written then goes past the caches."""
 

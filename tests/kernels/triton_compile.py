@@ -73,13 +73,13 @@ def compiled(launch: Launch, target: str) -> Taken:
 
 
 def _amd(text: str) -> dict[str, int]:
-    """Scalar registers that are kept in lanes of vector registers do not count: that is no memory."""
+    """Scalar registers that are kept in lanes of vector registers count as spilled, though that is no memory."""
 
     def count(what: str) -> int:
         return sum(int(number) for number in re.findall(rf"\.{what}:\s+(\d+)", text))
 
     widest = max(4 * int(width or 1) for width in re.findall(r"global_(?:load|store)_dword(?:x(\d))?", text))
-    spilled = count("vgpr_spill_count") + count("private_segment_fixed_size")
+    spilled = count("vgpr_spill_count") + count("sgpr_spill_count") + count("private_segment_fixed_size")
     return {"registers": count("vgpr_count"), "spilled": spilled, "widest": widest}
 
 

@@ -56,8 +56,10 @@ def score(
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     query_inside, key_inside = row < (queries - first).to(tl.int32), column < (keys - at).to(tl.int32)
     distance = (first + keys - queries - at).to(tl.int32) + row[:, None] - column[None, :]
-    allowed = key_inside[None, :] & (((kind & 1) == 0) | (distance >= 0))
-    allowed &= ((kind & 2) == 0) | ((distance < window) & (distance > -window))
+    FAR: tl.constexpr = 1 << 30
+    reach = tl.where((kind & 2) == 0, FAR, tl.minimum(window, FAR))
+    least = tl.where((kind & 1) == 0, 1 - reach, 0)
+    allowed = key_inside[None, :] & (distance >= least) & (distance < reach)
     if bias is not None:
         inside = query_inside[:, None] & key_inside[None, :]
         bias += batch * bias_batch + head * bias_head + first * bias_query + at

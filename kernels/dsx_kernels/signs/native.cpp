@@ -16,6 +16,12 @@ template <class W> DSX_INLINE double total_of(const W* lanes) {
     return ((parts[0] + parts[1]) + (parts[2] + parts[3])) + ((parts[4] + parts[5]) + (parts[6] + parts[7]));
 }
 
+// Calls `body` with a type that says whether a pointer is one.
+template <class Body> DSX_INLINE void with_flag(const void* pointer, const Body& body) {
+    if (pointer) body(std::true_type{});
+    else body(std::false_type{});
+}
+
 // Where a group's results go: to where they rest if they are of that type and whole, else into `buffer`.
 template <class W> DSX_INLINE W* target(const Slice& slice, int64_t at, int64_t count, W* buffer) {
     const bool here = count == GROUP && slice.type == (sizeof(W) == 8 ? FLOAT64 : FLOAT32);
@@ -63,18 +69,40 @@ template <int BYTES> DSX_INLINE void pack(const double* sums, double scale, doub
 }
 
 template <class W> struct Signs {
-    Slice value, error;
+    Slice value, error, gradient, factor;
+    W multiplier, limit, take;
     W* scales;
     const int32_t* counts;
     uint32_t* bits;
     int64_t block;
+
+    // A group's values, with the gradient's share in them as `momentum` adds it; where they rest, or in `room`.
+    DSX_INLINE const W* values(int64_t at, int64_t count, W* room) const {
+        const W* v = value.data ? read(value, at, count, room) : nullptr;
+        if (!gradient.data) return v;
+        alignas(64) W rooms[2][GROUP];
+        const W* g = read(gradient, at, count, rooms[0]);
+        const W* f = factor.data ? read(factor, at, count, rooms[1]) : nullptr;
+        with_flag(f, [&](auto scaled) __attribute__((always_inline)) {
+            with_flag(v, [&](auto mean) __attribute__((always_inline)) {
+                DSX_INDEPENDENT
+                for (int64_t i = 0; i < count; i++) {
+                    W grad = clamped(g[i], multiplier, limit);
+                    if constexpr (decltype(scaled)::value) grad *= f[i];
+                    if constexpr (decltype(mean)::value) grad = v[i] + take * (grad - v[i]);
+                    room[i] = grad;
+                }
+            });
+        });
+        return room;
+    }
 
     // What a group adds up to, zeros after the first `count` elements; returns the sum of the absolute values. `out`
     // may be where the error rests.
     template <int BYTES> DSX_INLINE double sums(int64_t at, int64_t count, W* out) const {
         typedef Vectors<W, BYTES> V;
         alignas(64) W room[2][GROUP];
-        const W* v = read(value, at, count, room[0]);
+        const W* v = values(at, count, room[0]);
         const W* e = read(error, at, count, room[1]);
         for (int64_t i = count; i < GROUP; i++) out[i] = 0;
         typename V::Floats sizes[LANES / V::WIDTH] = {};  // in registers
@@ -128,16 +156,20 @@ template <class W> struct Signs {
 };
 
 template <class W>
-void signs(const Slice* s, const int32_t* counts, uint32_t* bits, int64_t blocks, int64_t block, int32_t threads) {
+void signs(const Slice* s, const double* n, const int32_t* counts, uint32_t* bits, int64_t blocks, int64_t block,
+           int32_t threads) {
     const int64_t grain = std::max<int64_t>(1, GRAIN / block);
-    for_each(blocks, threads, grain, Signs<W>{s[0], s[1], static_cast<W*>(s[2].data), counts, bits, block});
+    const Signs<W> body{s[0], s[1], s[2], s[3], W(n[0]), W(n[1]), W(n[2]), static_cast<W*>(s[4].data), counts, bits, block};
+    for_each(blocks, threads, grain, body);
 }
 
 }  // namespace
 
-// slices: value, error, scales (double: computes in double); counts: of `blocks`; bits: blocks * block / 32 words
+// slices: value (null: none), error, gradient, factor (null: none), scales (double: computes in double);
+// numbers: multiplier, limit, 1 - beta; counts: of `blocks`; bits: blocks * block / 32 words
 DSX_API void dsx_signs(
-    const Slice* slices, const int32_t* counts, uint32_t* bits, int64_t blocks, int64_t block, int32_t threads) {
-    const auto compress = slices[2].type == FLOAT64 ? signs<double> : signs<float>;
-    compress(slices, counts, bits, blocks, block, threads);
+    const Slice* slices, const double* numbers, const int32_t* counts, uint32_t* bits, int64_t blocks, int64_t block,
+    int32_t threads) {
+    const auto compress = slices[4].type == FLOAT64 ? signs<double> : signs<float>;
+    compress(slices, numbers, counts, bits, blocks, block, threads);
 }

@@ -10,12 +10,14 @@ class System:
     """`function(model, case, **options)` of a module makes it.
 
     imports  modules that it would import when it is made, for imports to be told from what it holds
+    alike    it trains what the reference does, so their losses are compared
     """
 
     module: str
     function: str
     options: dict[str, object] = field(default_factory=dict)
     imports: list[str] = field(default_factory=lambda: ["torch._dynamo"])
+    alike: bool = True
 
 
 def _deepspeed(stage: int, offload: str | None = None) -> System:
@@ -34,7 +36,7 @@ def _dsx_rule(rule: str, layout: str | None = None, overlapped: bool = True, **n
     options = {"name": layout, "rule": rule, "overlapped": overlapped, "numbers": numbers}
     folder = "dsx_optimizers" if rule == "adamw" else "dsx_onebit"
     imports = ["dsx.start", f"{folder}.{rule}"] + [f"dsx_zero.{layout}"] * (layout is not None)
-    return System("of_dsx", "layout", options, imports)
+    return System("of_dsx", "layout", options, imports, alike=rule == "adamw")
 
 
 REFERENCE = "ddp"

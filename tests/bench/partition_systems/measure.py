@@ -152,7 +152,7 @@ def _round(bench: Bench, fleets: dict[str, Fleet], number: int, records: dict[st
     for name, of_ranks in turns.items():
         spread = _spread([turn["losses"] for turn in of_ranks], base)
         records[name]["spread"] = max(records[name]["spread"], spread)
-        if not spread <= SPREAD[bench.case.dtype]:
+        if not spread <= (SPREAD[bench.case.dtype] if SYSTEMS[name].alike else float("inf")):
             _put_aside(name, f"in round {number + 1} its loss is {spread:.2g} from DDP's", fleets, records)
         elif number >= WARM_ROUNDS:
             _note(records[name], of_ranks, sent[name] if bench.isolated else None, _wall(turns[REFERENCE]))
