@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from attrs import frozen
@@ -11,6 +12,7 @@ from torch import Tensor
 from dsx.contracts import Flat, Job, Transport
 from dsx_kernels.signs import signs
 from dsx_kernels.signs_mean import signs_mean
+from dsx_onebit.steps import share_of
 
 WORD = 32
 """Signs in an int32."""
@@ -21,28 +23,30 @@ class Share:
     """A gradient that is added to a momentum on its way into signs; the sum is nowhere written.
 
     gradient, factor  [size]; factor None: 1
-    multiplier        of the gradient
-    spans             (where, decay of the momentum, clip_value), together all of [size]
+    spans             (where, numbers of `signs`), together all of [size]
     """
 
     gradient: Tensor
     factor: Tensor | None
-    multiplier: float
-    spans: Sequence[tuple[slice, float, float | None]]
+    spans: Sequence[tuple[slice, Mapping[str, Any]]]
 
     @classmethod
-    def of(cls, flat: Flat, gradient: Tensor, factor: Tensor | None, job: Job) -> Share:
-        """What `steps.add_gradient` would add; parameters that are not used are left out by the counts."""
-        spans: list[tuple[slice, float, float | None]] = []
-        for segment in flat.segments:
-            hyper = job.hypers[segment.group]
-            mine = hyper.betas[0], hyper.get("clip_value")
-            if spans and spans[-1][1:] == mine:
+    def of(
+        cls, flat: Flat, gradient: Tensor, factor: Tensor | None, job: Job, ratios: Sequence[float] | None = None
+    ) -> Share:
+        """What `steps.add_gradient` would add; parameters that are not used are left out by the counts.
+
+        ratios  of each parameter of the flat one, on its factors; None: 1
+        """
+        spans: list[tuple[slice, Mapping[str, Any]]] = []
+        for number, segment in enumerate(flat.segments):
+            mine = share_of(job.hypers[segment.group], job, ratios[number] if ratios else 1.0)
+            if spans and spans[-1][1] == mine:
                 continue
             if spans:
-                spans[-1] = slice(spans[-1][0].start, segment.start), *spans[-1][1:]
-            spans.append((slice(segment.start if spans else 0, flat.size), *mine))
-        return cls(gradient, factor, job.multiplier, spans)
+                spans[-1] = slice(spans[-1][0].start, segment.start), spans[-1][1]
+            spans.append((slice(segment.start if spans else 0, flat.size), mine))
+        return cls(gradient, factor, spans)
 
 
 class Exchange:
@@ -131,7 +135,8 @@ class Exchange:
     ) -> None:
         """Signs of the part from `start` on; bits [part / 32], scales [part / block], the others are whole."""
         stop, block = start + bits.numel() * WORD, self._block
-        for where, beta, clip_value in share.spans if share else [(slice(start, stop), 0.0, None)]:
+        whole: tuple[slice, Mapping[str, Any]] = slice(start, stop), {}
+        for where, numbers in share.spans if share else [whole]:
             low, high = max(where.start, start), min(where.stop, stop)
             if low >= high:
                 continue
@@ -148,9 +153,7 @@ class Exchange:
                 scales[blocks],
                 share.gradient[here] if share else None,
                 None if share is None or share.factor is None else share.factor[here],
-                beta=beta,
-                multiplier=share.multiplier if share else 1.0,
-                clip_value=clip_value,
+                **numbers,
             )
 
     def _messages(self, size: int, like: Tensor) -> Tensor:

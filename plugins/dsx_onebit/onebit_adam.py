@@ -3,17 +3,18 @@ al. 2021, arXiv 2102.02888, algorithm 1)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from dsx.contracts import Hyper, Job, Piece, State
+from dsx.contracts import Flat, Hyper, Job, Piece, State
 from dsx.errors import DsxError
 from dsx.plugin import Descriptor, Fill, Need, Part, Plan, choice, fraction, hook, non_negative, positive
 from dsx_kernels.sgd import sgd
+from dsx_onebit import sizes
 from dsx_onebit.exchange import Share
 from dsx_onebit.freeze import settle
 from dsx_onebit.owned import STATES, change, gather, runs, weights
@@ -35,6 +36,7 @@ class Options:
     signs         of what: "scaled", the momentum over the root of the variance; "momentum", as in the paper
     block         elements that share a scale; a multiple of 1,024
     floor         least variance of an element, as a part of its parameter's mean
+    follow        the frozen variance's size follows the gradients of each parameter; None: with signs = "scaled"
     """
 
     lr: Annotated[float, non_negative] = 1e-3
@@ -45,9 +47,12 @@ class Options:
     signs: Annotated[str, choice("scaled", "momentum")] = "scaled"
     block: Annotated[int, positive] = GROUP
     floor: Annotated[float, non_negative] = 0.01
+    follow: bool | None = None
 
     def __attrs_post_init__(self) -> None:
         check_block(self.block)
+        if self.follow and self.signs == "momentum":
+            raise ValueError('follow = true needs signs = "scaled": each rank would make steps of another size')
 
 
 class OneBitAdam(TwoPhases):
@@ -57,10 +62,12 @@ class OneBitAdam(TwoPhases):
     exp_avg_sq    the variance; after the freeze what the momentum is multiplied by
     worker_error  what this rank's signs have not told yet
     owner_error   what the owner's signs have not told yet
+    size          and the others of `sizes.STATES`: how large gradients are, and were
     """
 
     def __init__(self, options: Options, plan: Plan) -> None:
         self._options, self._scaled = options, options.signs == "scaled"
+        self._follows = self._scaled if options.follow is None else options.follow
         kind, whole = "scaled momentum" if self._scaled else "momentum", "optimizer.whole" in plan.offers
         name = f"onebit_adam with signs of the {kind}"
         super().__init__(options.freeze, options.betas[1], options.block, name, whole)
@@ -70,6 +77,7 @@ class OneBitAdam(TwoPhases):
             State("exp_avg_sq"),
             State("worker_error", scope="rank", resize="mean"),
             *([State("owner_error", scope="chunk")] if whole else STATES),
+            *(sizes.STATES if self._follows else ()),
         ]
 
     def update(self, piece: Piece, states: Mapping[str, Tensor], job: Job, sums: Tensor) -> Iterator[None] | None:
@@ -98,22 +106,34 @@ class OneBitAdam(TwoPhases):
     def _parted(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> Iterator[None]:
         """An update where this rank has 1/N of the states."""
         whole, own = Piece(piece.shard, 0, piece.shard.flat.size), self._exchange.own(piece.shard.flat)
-        counts = yield from self._mean_of_momenta(whole, states, job, out=states["exp_avg"])
+        ratios, remember = self._look(piece.shard.flat, states, job)
+        counts = yield from self._mean_of_momenta(whole, states, job, out=states["exp_avg"], ratios=ratios)
         step, (master, _) = torch.zeros_like(states["exp_avg"]), weights(states, own)
         for run, here in runs(whole, own, job):
             step[here].add_(states["exp_avg"][here]).add_(master[here], alpha=run.hyper.weight_decay).mul_(
                 -run.hyper.lr
             )
         yield from change(whole, own, states, job, counts, self._exchange, step)
+        remember()
+
+    def _look(
+        self, flat: Flat, states: Mapping[str, Tensor], job: Job
+    ) -> tuple[Sequence[float] | None, Callable[[], None]]:
+        """What each parameter's factors are multiplied by in this update, and what ends the look at its gradient."""
+        if not self._follows:
+            return None, lambda: None
+        return sizes.ratios(flat, states, job), sizes.look(flat, states["grad"], states, job, self._ctx.transport)
 
     def _compressed(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> Iterator[None]:
         mean, factor, exchange = states["exp_avg"], states["exp_avg_sq"], self._exchange
         flat = piece.shard.flat
-        share = Share.of(flat, states["grad"], factor if self._scaled else None, job)
+        ratios, remember = self._look(flat, states, job)
+        share = Share.of(flat, states["grad"], factor if self._scaled else None, job, ratios)
         counts = exchange.counts(flat, job.used, mean.device)
         own = mean[exchange.own(flat)]
         yield from exchange.average(mean, states["worker_error"], counts, out=own, share=share)
         yield from exchange.spread(own, states["owner_error"], counts, out=mean)
+        remember()
         copied = separate(states)
         for run in piece.runs(job):
             step = mean[run.where]

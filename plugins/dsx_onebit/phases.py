@@ -70,7 +70,12 @@ class TwoPhases(Rule):
             param.copy_(master - states["weight_error"])
 
     def _mean_of_momenta(
-        self, whole: Piece, states: Mapping[str, Tensor], job: Job, out: Tensor
+        self,
+        whole: Piece,
+        states: Mapping[str, Tensor],
+        job: Job,
+        out: Tensor,
+        ratios: Sequence[float] | None = None,
     ) -> Generator[None, None, Tensor]:
         """Each rank's gradient into its own momentum, and of those the mean, as far as signs tell it, of the part that
         this rank owns; the counts of `Exchange`."""
@@ -78,7 +83,7 @@ class TwoPhases(Rule):
         if self._missing:
             gather(states, self._ctx.transport)
             self._missing = whole.shard is not self._ctx.layout.shards[-1]
-        add_gradient(whole, states["grad"], mean, states["factor"], job)
+        add_gradient(whole, states["grad"], mean, states["factor"], job, ratios)
         counts = self._exchange.counts(flat, job.used, mean.device)
         yield from self._exchange.average(mean, states["worker_error"], counts, out=out)
         return counts

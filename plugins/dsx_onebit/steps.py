@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dsx.contracts import Job, Piece
+from dsx.contracts import Hyper, Job, Piece
 from dsx_kernels.adamw import adamw
 from dsx_kernels.momentum import momentum
 
@@ -48,16 +49,32 @@ def adam_step(piece: Piece, states: Mapping[str, Tensor], job: Job) -> None:
         )
 
 
-def add_gradient(piece: Piece, gradient: Tensor, mean: Tensor, factor: Tensor | None, job: Job) -> None:
-    """A gradient's share in a momentum, each element times its factor."""
-    for run in piece.runs(job):
+def share_of(hyper: Hyper, job: Job, ratio: float = 1.0) -> Mapping[str, Any]:
+    """How a gradient is added to a momentum, times a ratio above 0, after it is clipped: numbers of `momentum`."""
+    limit = hyper.get("clip_value")
+    return {
+        "beta": hyper.betas[0],
+        "multiplier": job.multiplier * ratio,
+        "clip_value": None if limit is None else limit * ratio,
+    }
+
+
+def add_gradient(
+    piece: Piece,
+    gradient: Tensor,
+    mean: Tensor,
+    factor: Tensor | None,
+    job: Job,
+    ratios: Sequence[float] | None = None,
+) -> None:
+    """A gradient's share in a momentum, each element times its factor, and each parameter's times its ratio."""
+    each = {segment.index: ratio for segment, ratio in zip(piece.shard.flat.segments, ratios or (), strict=False)}
+    for run in piece.runs(job, merge=not ratios):
         momentum(
             mean[run.where],
             gradient[run.where],
             None if factor is None else factor[run.where],
-            beta=run.hyper.betas[0],
-            multiplier=job.multiplier,
-            clip_value=run.hyper.get("clip_value"),
+            **share_of(run.hyper, job, each.get(run.index, 1.0)),
         )
 
 

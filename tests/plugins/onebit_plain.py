@@ -14,7 +14,10 @@ Batch = Callable[[int, int, int], tuple[object, ...]]
 
 @frozen
 class Numbers:
-    """Hyperparameters, as the plugin's options; `owned`: as with zero1, where what the owner changes travels."""
+    """Hyperparameters, as the plugin's options; `owned`: as with zero1, where what the owner changes travels.
+
+    `follow` is not in the paper: gradients after the freeze are divided by how much larger they have become.
+    """
 
     freeze: int
     signs: str = "scaled"
@@ -26,6 +29,7 @@ class Numbers:
     floor: float = 0.01
     clip_norm: float = float("inf")
     owned: bool = False
+    follow: bool = False
 
 
 def compress(value: Tensor, block: int) -> Tensor:
@@ -48,6 +52,7 @@ class Parameter:
     owner: Tensor
     momenta: list[Tensor] = field(factory=list)
     steps: list[int] = field(factory=lambda: [0])
+    sizes: list[float] = field(factory=list)
 
     @classmethod
     def of(cls, parameter: nn.Parameter, world: int) -> Parameter:
@@ -76,7 +81,20 @@ class Parameter:
         self.momenta.extend(self.mean.clone() for _ in self.workers)
 
     def compressed(self, grads: Sequence[Tensor], n: Numbers) -> None:
-        (self._changed if n.owned else self._told)(grads, n)
+        ratio = self._ratio(n)
+        self.sizes.append(sum(float(grad.square().mean()) for grad in grads) / len(grads) if grads[0].numel() else 0.0)
+        (self._changed if n.owned else self._told)([grad * ratio for grad in grads], n)
+
+    def _ratio(self, n: Numbers) -> float:
+        """By the means of the squares of the first window after the freeze, and of all so far."""
+        two, window = n.betas[1], round(1 / (1 - n.betas[1]))
+        if not n.follow or len(self.sizes) < window:
+            return 1.0
+        first, now = (
+            sum((1 - two) * two**age * size for age, size in enumerate(reversed(sizes))) / (1 - two ** len(sizes))
+            for sizes in (self.sizes[:window], self.sizes)
+        )
+        return min(5.0, max(0.2, (first / now) ** 0.5)) if first and now else 1.0
 
     def _changed(self, grads: Sequence[Tensor], n: Numbers) -> None:
         """Each rank has a momentum of its own; the owner sends what it changes of the weights."""

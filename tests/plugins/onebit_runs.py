@@ -146,12 +146,13 @@ class Wide(torch.nn.Module):
 
 
 def sent(rule: str, options: dict[str, Any], steps: int, **more: Any) -> list[dict[str, int]]:
-    """Bytes by purpose of each update of `Wide`, and its elements with padding and without."""
+    """Bytes by purpose of each update of `Wide`; before them its parameters, and elements with padding and without."""
     tables = manifest(rule, options, communicate={"use": ["counting"]}, **more)
     engine = dsx.prepare(Wide(), tables, plugins={"counting": CountingPlugin()})
     counted: Any = engine.program.transport
     padded = sum(shard.flat.size for shard in engine.program.layout.shards)
-    found = [{"padded": padded, "elements": sum(parameter.numel() for parameter in engine.model.parameters())}]
+    sizes = [parameter.numel() for parameter in engine.model.parameters()]
+    found = [{"padded": padded, "elements": sum(sizes), "parameters": len(sizes)}]
     for _ in range(steps):
         counted.reset()
         engine.train_step([torch.ones(2, 512)])
