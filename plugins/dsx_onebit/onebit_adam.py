@@ -36,7 +36,7 @@ class Options:
     signs         of what: "scaled", the momentum over the root of the variance; "momentum", as in the paper
     block         elements that share a scale; a multiple of 1,024
     floor         least variance of an element, as a part of its parameter's mean
-    follow        the frozen variance's size follows the gradients of each parameter; None: with signs = "scaled"
+    follow        the size of the frozen variance follows each parameter's gradients; in the paper it does not
     """
 
     lr: Annotated[float, non_negative] = 1e-3
@@ -47,12 +47,10 @@ class Options:
     signs: Annotated[str, choice("scaled", "momentum")] = "scaled"
     block: Annotated[int, positive] = GROUP
     floor: Annotated[float, non_negative] = 0.01
-    follow: bool | None = None
+    follow: bool = True
 
     def __attrs_post_init__(self) -> None:
         check_block(self.block)
-        if self.follow and self.signs == "momentum":
-            raise ValueError('follow = true needs signs = "scaled": each rank would make steps of another size')
 
 
 class OneBitAdam(TwoPhases):
@@ -67,7 +65,6 @@ class OneBitAdam(TwoPhases):
 
     def __init__(self, options: Options, plan: Plan) -> None:
         self._options, self._scaled = options, options.signs == "scaled"
-        self._follows = self._scaled if options.follow is None else options.follow
         kind, whole = "scaled momentum" if self._scaled else "momentum", "optimizer.whole" in plan.offers
         name = f"onebit_adam with signs of the {kind}"
         super().__init__(options.freeze, options.betas[1], options.block, name, whole)
@@ -77,7 +74,7 @@ class OneBitAdam(TwoPhases):
             State("exp_avg_sq"),
             State("worker_error", scope="rank", resize="mean"),
             *([State("owner_error", scope="chunk")] if whole else STATES),
-            *(sizes.STATES if self._follows else ()),
+            *(sizes.STATES if options.follow else ()),
         ]
 
     def update(self, piece: Piece, states: Mapping[str, Tensor], job: Job, sums: Tensor) -> Iterator[None] | None:
@@ -120,7 +117,7 @@ class OneBitAdam(TwoPhases):
         self, flat: Flat, states: Mapping[str, Tensor], job: Job
     ) -> tuple[Sequence[float] | None, Callable[[], None]]:
         """What each parameter's factors are multiplied by in this update, and what ends the look at its gradient."""
-        if not self._follows:
+        if not self._options.follow:
             return None, lambda: None
         return sizes.ratios(flat, states, job), sizes.look(flat, states["grad"], states, job, self._ctx.transport)
 

@@ -29,10 +29,10 @@ def manifest(n: dict[str, Any], **more: Any) -> dict[str, Any]:
         ("replicated", 3, "momentum", 1, None, ""),
         ("replicated", 3, "scaled", 2, 0.5, "turns"),
         ("replicated", 4, "momentum", 1, 0.5, "turns"),
-        ("replicated", 2, "followed", 1, None, "turns"),
-        ("replicated", 3, "followed", 2, 0.5, ""),
+        ("replicated", 2, "scaled, followed", 1, None, "turns"),
+        ("replicated", 3, "momentum, followed", 2, 0.5, ""),
         ("zero1", 2, "scaled", 2, None, ""),
-        ("zero1", 3, "followed", 1, 0.5, "turns"),
+        ("zero1", 3, "scaled, followed", 1, 0.5, "turns"),
         ("zero1", 4, "scaled", 1, None, "turns"),
     ],
 )
@@ -41,8 +41,8 @@ def test_the_papers_algorithm_in_float64(ranks, layout, world, signs, accumulati
 
     `followed` is not the paper's; a window of its variance is two updates.
     """
-    follow, beta2 = signs == "followed", 0.5 if signs == "followed" else 0.95
-    signs = "scaled" if follow else signs
+    signs, _, followed = signs.partition(", ")
+    follow, beta2 = bool(followed), 0.5 if followed else 0.95
     n: dict[str, Any] = {"freeze": 3, "signs": signs, "follow": follow, "lr": 3e-3, "betas": [0.9, beta2]}
     more: dict[str, Any] = {"batch": {"accumulation": accumulation}, "layout": layout, "clip_norm": clip_norm}
     found = ranks.run(runs.train, "onebit_adam", n, STEPS, side=side, world=world, **more)
@@ -115,8 +115,8 @@ def test_a_compressed_run_moves_to_zero1_and_back(ranks, tmp_path: Path) -> None
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("layout", ["replicated", "zero1"])
 def test_bytes_sent_are_the_formula_s(ranks, layout: str, world: int) -> None:
-    """Two exchanges of one bit an element, and of 32 for each block; a number for each parameter's size. At most 1/30 of
-    fp32's all-reduce, 1/15 of bf16's."""
+    """Two exchanges of one bit an element, and of 32 for each block; a number for each parameter's size. At most 1/30
+    of fp32's all-reduce, 1/15 of bf16's."""
     for sizes, _, found in ranks.run(runs.sent, "onebit_adam", {"freeze": 1}, 2, layout=layout, world=world):
         each, elements = sizes["padded"] // world, sizes["elements"]
         looks = 2 * (world - 1) / world * 8 * sizes["parameters"]
@@ -159,7 +159,6 @@ def test_bad_options_are_refused_with_their_remedy() -> None:
     refuses(manifest({"block": 1000}), "block = 1000 is no multiple of 1024: take 1024")
     refuses(manifest({"signs": "moment"}), "momentum")
     refuses(manifest({"freeze": 0}), "above 0")
-    refuses(manifest({"signs": "momentum", "follow": True}), 'follow = true needs signs = "scaled"')
     tables = manifest({"signs": "momentum"}, partition={"use": ["zero1"]})
     refuses(tables, 'signs = "momentum" needs every rank to have the whole variance')
 
