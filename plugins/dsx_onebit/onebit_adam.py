@@ -36,7 +36,7 @@ class Options:
     signs         of what: "scaled", the momentum over the root of the variance; "momentum", as in the paper
     block         elements that share a scale; a multiple of 1,024
     floor         least variance of an element, as a part of its parameter's mean
-    follow        the size of the frozen variance follows each parameter's gradients; in the paper it does not
+    follow        the size of the frozen variance follows each parameter's gradients; not in the paper
     """
 
     lr: Annotated[float, non_negative] = 1e-3
@@ -47,7 +47,7 @@ class Options:
     signs: Annotated[str, choice("scaled", "momentum")] = "scaled"
     block: Annotated[int, positive] = GROUP
     floor: Annotated[float, non_negative] = 0.01
-    follow: bool = True
+    follow: bool = False
 
     def __attrs_post_init__(self) -> None:
         check_block(self.block)

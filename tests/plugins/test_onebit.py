@@ -73,15 +73,20 @@ LAST = 14
 
 
 @pytest.mark.parametrize(
-    ("layout", "precision", "freeze"),
-    [("replicated", "", 5), ("replicated", "bf16", None), ("zero1", "bf16", 5), ("zero1", "", None)],
+    ("layout", "precision", "freeze", "follow"),
+    [
+        ("replicated", "", 5, True),
+        ("replicated", "bf16", None, False),
+        ("zero1", "bf16", 5, True),
+        ("zero1", "", None, False),
+    ],
 )
 def test_resumed_in_warm_up_at_the_freeze_and_after_it_goes_on_bit_for_bit_case_88(
-    ranks, tmp_path: Path, layout: str, precision: str, freeze: int | None
+    ranks, tmp_path: Path, layout: str, precision: str, freeze: int | None, follow: bool
 ) -> None:
     """With a freeze by the variance, a small beta2 lets it settle at update 12."""
     at = [3, 4, 5, 6, 9] if freeze else [3, 12, 13]
-    options = {"lr": 3e-3, "betas": [0.9, 0.7], **({"freeze": freeze} if freeze else {})}
+    options = {"lr": 3e-3, "betas": [0.9, 0.7], "follow": follow, **({"freeze": freeze} if freeze else {})}
     more: dict[str, Any] = {"precision": {"use": [precision]}} if precision else {}
     call = (runs.interrupted, "onebit_adam", options, at, LAST, str(tmp_path))
     for different in ranks.run(*call, layout=layout, world=2, **more):
@@ -117,7 +122,8 @@ def test_a_compressed_run_moves_to_zero1_and_back(ranks, tmp_path: Path) -> None
 def test_bytes_sent_are_the_formula_s(ranks, layout: str, world: int) -> None:
     """Two exchanges of one bit an element, and of 32 for each block; a number for each parameter's size. At most 1/30
     of fp32's all-reduce, 1/15 of bf16's."""
-    for sizes, _, found in ranks.run(runs.sent, "onebit_adam", {"freeze": 1}, 2, layout=layout, world=world):
+    options = {"freeze": 1, "follow": True}
+    for sizes, _, found in ranks.run(runs.sent, "onebit_adam", options, 2, layout=layout, world=world):
         each, elements = sizes["padded"] // world, sizes["elements"]
         looks = 2 * (world - 1) / world * 8 * sizes["parameters"]
         assert found["rule"] == 2 * (world - 1) * (each // 8 + each // 1024 * 4) + looks
