@@ -7,13 +7,13 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
-from torch.utils.flop_counter import flop_registry
 
 from dsx.deferred.on_meta import META, each
 from dsx.errors import DsxError
@@ -159,9 +159,17 @@ def _on_paper(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tupl
 _CPU_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 
+@cache
+def _formulas() -> Mapping[Any, Callable[..., Any]]:
+    """torch's, by operation; imported no earlier, since triton is with it, where it is installed."""
+    from torch.utils.flop_counter import flop_registry
+
+    return flop_registry
+
+
 def _flops_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int | None:
     """Multiplications and additions of a product; None for what is bound by memory instead."""
-    formula = flop_registry.get(func._overloadpacket)
+    formula = _formulas().get(func._overloadpacket)
     if formula is not None:
         return int(formula(*args, **kwargs, out_val=result))
     if func._schema.name == _CPU_ATTENTION:
