@@ -103,17 +103,70 @@ inline void narrow(const float* from, f16* to, int64_t count) {
 
 // ---- stores past the caches ---------------------------------------------------------------------------------------
 
-// Copies to lines of 64 bytes, which are written whole and so need not be fetched first: `to` starts a line. What is
-// left of the last one goes the usual way.
-inline void stream(const void* from, void* to, int64_t bytes) {
-    int64_t at = 0;
 #ifdef DSX_X86
-    const __m128i* in = static_cast<const __m128i*>(from);
-    __m128i* out = static_cast<__m128i*>(to);
+DSX_AVX512 inline int64_t stream_lines(const char* from, char* to, int64_t bytes) {
+    int64_t at = 0;
+    for (; at + 64 <= bytes; at += 64)
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at), _mm512_loadu_si512(from + at));
+    return at;
+}
+
+// Floats with the bits of narrow<bf16>, of which a line is stored at a time, so that stores do not hold up reads.
+DSX_AVX512 inline __m256i narrow_vector(__m512i bits) {
+    const __m512i odd = _mm512_and_epi32(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __m512 value = _mm512_castsi512_ps(bits);
+    const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(_mm512_srli_epi32(rounded, 16), nan, _mm512_set1_epi32(0x7fc0)));
+}
+DSX_AVX512 inline int64_t stream_narrow(const float* from, bf16* to, int64_t count) {
+    int64_t at = 0;
+    for (; at + 32 <= count; at += 32) {
+        const __m256i low = narrow_vector(_mm512_loadu_si512(from + at));
+        const __m256i high = narrow_vector(_mm512_loadu_si512(from + at + 16));
+        const __m512i line = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at), line);
+    }
+    return at;
+}
+inline int64_t stream_parts(const char* from, char* to, int64_t bytes) {
+    const __m128i* in = reinterpret_cast<const __m128i*>(from);
+    __m128i* out = reinterpret_cast<__m128i*>(to);
+    int64_t at = 0;
     for (; at + 64 <= bytes; at += 64)
         for (int part = 0; part < 4; part++) _mm_stream_si128(out++, _mm_loadu_si128(in++));
+    return at;
+}
 #endif
-    std::memcpy(static_cast<char*>(to) + at, static_cast<const char*>(from) + at, bytes - at);
+
+// Copies to lines of 64 bytes, which are written whole and so need not be fetched first: `target` starts a line. What is
+// left of the last one goes the usual way.
+inline void stream(const void* source, void* target, int64_t bytes) {
+    const char* from = static_cast<const char*>(source);
+    char* to = static_cast<char*>(target);
+    int64_t at = 0;
+#ifdef DSX_X86
+    at = (instructions == AVX512 ? stream_lines : stream_parts)(from, to, bytes);
+#endif
+    std::memcpy(to + at, from + at, bytes - at);
+}
+
+// Stores a register of BYTES, of which as many as make a line follow each other.
+template <int BYTES> DSX_INLINE void stream_vector(void* to, const void* from) {
+#ifdef DSX_X86
+    for (int part = 0; part < BYTES / 16; part++)
+        _mm_stream_si128(static_cast<__m128i*>(to) + part, _mm_loadu_si128(static_cast<const __m128i*>(from) + part));
+#else
+    std::memcpy(to, from, BYTES);
+#endif
+}
+
+// The same with rounding; returns how many of the elements it took: none where there is no quick way.
+inline int64_t stream_rounded(const float* from, bf16* to, int64_t count) {
+#ifdef DSX_X86
+    if (instructions == AVX512) return stream_narrow(from, to, count);
+#endif
+    return 0;
 }
 
 // Puts what this thread has streamed before whatever it writes next, as others see it.

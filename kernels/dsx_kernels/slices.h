@@ -77,9 +77,13 @@ template <class W> DSX_INLINE void write(const Output& output, int64_t at, int64
     char* to = static_cast<char*>(slice.data) + at * ITEM[slice.type];
     if (to == reinterpret_cast<const char*>(values)) return;
     if (slice.type == (sizeof(W) == 8 ? FLOAT64 : FLOAT32)) return stream(values, to, count * sizeof(W));
+    int64_t done = 0;
+    if constexpr (sizeof(W) == 4)
+        if (slice.type == BFLOAT16) done = stream_rounded(values, reinterpret_cast<bf16*>(to), count);
+    if (done == count) return;
     alignas(64) char room[BLOCK * sizeof(double)];
-    write(Slice{room, slice.type}, 0, count, values);
-    stream(room, to, count * ITEM[slice.type]);
+    write(Slice{room, slice.type}, 0, count - done, values + done);
+    stream(room, to + done * ITEM[slice.type], (count - done) * ITEM[slice.type]);
 }
 
 // Calls `body.block(at, count)`, always inline, for every block of a range, of `body.STEP` elements.

@@ -239,7 +239,7 @@ def _signs_mean() -> list[Case]:
 
     return [
         make(2, F32, F32, []),
-        *(make(ranks, F32, F32, [count]) for ranks in (1, 2, 3) for count in (0, 1, 33, 1023, 1024)),
+        *(make(ranks, F32, F32, [count]) for ranks in (1, 2, 3, 5) for count in (0, 1, 33, 1023, 1024)),
         *(make(ranks, wide, out, [GROUP, 17, 0, 1000]) for ranks in (1, 4) for wide in (F32, F64) for out in DTYPES),
         *(make(ranks, F32, F32, [4096, 1025, 0], 4096, offset=1) for ranks in (1, 2)),
         make(3, F32, F32, [GROUP] * 3, special=True),

@@ -106,11 +106,12 @@ LARGE = (8 << 20) + 67
 @pytest.mark.parametrize(("source", "target"), [(F32, BF16), (BF16, F32), (F32, F16), (F32, F32), (F64, F32)])
 def test_what_goes_past_the_caches_is_all_there(source: torch.dtype, target: torch.dtype, offset: int) -> None:
     values = torch.arange(LARGE, dtype=torch.int32).remainder_(8191).to(source)
+    values[::4999], values[7::5003] = float("nan"), float("-inf")
     found = torch.empty(LARGE + offset + 1, dtype=target)
     for way in ways():
         found.fill_(-1)
         native("cast")(values, found[offset : offset + LARGE])
-        assert torch.equal(found[offset : offset + LARGE], values.to(target)), way
+        torch.testing.assert_close(found[offset : offset + LARGE], values.to(target), rtol=0, atol=0, equal_nan=True)
         assert found[offset + LARGE :].eq(-1).all() and found[:offset].eq(-1).all(), f"{way}: wrote outside"
 
 
@@ -124,11 +125,11 @@ def test_a_parameter_past_the_caches_is_the_rounded_weights(operation: str, size
         assert same_bits(tensors["param"], tensors["master"].to(BF16)), way
 
 
-@pytest.mark.parametrize("out", [F32, BF16])
-def test_a_mean_past_the_caches_is_that_of_its_blocks(out: torch.dtype) -> None:
+@pytest.mark.parametrize(("out", "ranks"), [(F32, 1), (F32, 2), (F32, 3), (F32, 4), (F32, 5), (BF16, 2)])
+def test_a_mean_past_the_caches_is_that_of_its_blocks(out: torch.dtype, ranks: int) -> None:
     blocks = LARGE * 4 // out.itemsize // 1024
-    words = torch.arange(blocks * 32, dtype=torch.int32).mul_(2654435761 - (1 << 32)).view(1, -1)
-    scales = torch.linspace(0.1, 1.0, blocks).view(1, -1)
+    words = torch.arange(ranks * blocks * 32, dtype=torch.int32).mul_(2654435761 - (1 << 32)).view(ranks, -1)
+    scales = torch.linspace(0.1, 1.0, ranks * blocks).view(ranks, -1)
     counts = torch.full((blocks,), 1024, dtype=torch.int32)
     counts[-1] = 1000
     function, edges = native("signs_mean"), (0, blocks // 3, blocks // 2, blocks)

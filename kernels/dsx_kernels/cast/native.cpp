@@ -8,7 +8,7 @@ using namespace dsx;
 template <class W> struct Cast {
     Slice source;
     Output target;
-    static constexpr int64_t STEP = BLOCK;
+    static constexpr int64_t STEP = 256;  // longer runs of stores past the caches keep reads waiting
 
     DSX_INLINE void block(int64_t at, int64_t count) const {
         alignas(64) W room[STEP];

@@ -36,6 +36,55 @@ template <class W, int BYTES> struct Vectors {
     static constexpr Bits SIGN = Bits(1) << (8 * sizeof(W) - 1);
 };
 
+// A single number, where Vectors have a register of them.
+template <class W> struct One {
+    typedef W Floats;
+};
+
+template <class T> DSX_INLINE T load(const void* from) {
+    T found;
+    std::memcpy(&found, from, sizeof found);
+    return found;
+}
+
+template <class V> DSX_INLINE typename V::Floats widened(const bf16* from) {
+    if constexpr (sizeof(typename V::Floats) == sizeof(float)) {
+        return widen(*from);
+    } else {
+        typedef uint16_t Halves __attribute__((vector_size(sizeof(typename V::Floats) / 2), aligned(2)));
+        return (typename V::Floats)(__builtin_convertvector(load<Halves>(from), typename V::Words) << 16);
+    }
+}
+template <class V, class W> DSX_INLINE typename V::Floats widened(const W* from) {
+    return load<typename V::Floats>(from);
+}
+
+template <class W> struct Plain {
+    const W* values;
+
+    template <class V> DSX_INLINE typename V::Floats at(int64_t i) const { return load<typename V::Floats>(values + i); }
+};
+
+// Values with the gradient's share in them, as `momentum` adds it.
+template <class W, class G, bool MEAN, bool SCALED> struct Shared {
+    const W* values;
+    const G gradients;
+    const W* factors;
+    W multiplier, limit, take;
+
+    template <class V> DSX_INLINE typename V::Floats at(int64_t i) const {
+        typedef typename V::Floats T;
+        const T most = T{} + limit, least = -most;
+        T grad = widened<V>(gradients + i) * multiplier;
+        grad = grad > most ? most : grad;
+        grad = grad < least ? least : grad;
+        if constexpr (SCALED) grad *= load<T>(factors + i);
+        if constexpr (!MEAN) return grad;
+        const T mean = MEAN ? load<T>(values + i) : T{};
+        return mean + take * (grad - mean);
+    }
+};
+
 // Signs of a group's sums into words, and what is left of the sums.
 template <int BYTES> DSX_INLINE void pack(const float* sums, float scale, float* left, uint32_t* words) {
     typedef Vectors<float, BYTES> V;
@@ -76,34 +125,33 @@ template <class W> struct Signs {
     uint32_t* bits;
     int64_t block;
 
-    // A group's values, with the gradient's share in them as `momentum` adds it; where they rest, or in `room`.
-    DSX_INLINE const W* values(int64_t at, int64_t count, W* room) const {
-        const W* v = value.data ? read(value, at, count, room) : nullptr;
-        if (!gradient.data) return v;
-        alignas(64) W rooms[2][GROUP];
-        const W* g = read(gradient, at, count, rooms[0]);
-        const W* f = factor.data ? read(factor, at, count, rooms[1]) : nullptr;
-        with_flag(f, [&](auto scaled) __attribute__((always_inline)) {
-            with_flag(v, [&](auto mean) __attribute__((always_inline)) {
-                DSX_INDEPENDENT
-                for (int64_t i = 0; i < count; i++) {
-                    W grad = clamped(g[i], multiplier, limit);
-                    if constexpr (decltype(scaled)::value) grad *= f[i];
-                    if constexpr (decltype(mean)::value) grad = v[i] + take * (grad - v[i]);
-                    room[i] = grad;
-                }
-            });
-        });
-        return room;
-    }
-
     // What a group adds up to, zeros after the first `count` elements; returns the sum of the absolute values. `out`
     // may be where the error rests.
     template <int BYTES> DSX_INLINE double sums(int64_t at, int64_t count, W* out) const {
-        typedef Vectors<W, BYTES> V;
-        alignas(64) W room[2][GROUP];
-        const W* v = values(at, count, room[0]);
+        alignas(64) W room[4][GROUP];
+        const W* v = value.data ? read(value, at, count, room[0]) : nullptr;
         const W* e = read(error, at, count, room[1]);
+        if (!gradient.data) return added<BYTES>(Plain<W>{v}, e, count, out);
+        const W* f = factor.data ? read(factor, at, count, room[2]) : nullptr;
+        double sum = 0;
+        with_flag(v, [&](auto mean) __attribute__((always_inline)) {
+            with_flag(f, [&](auto scaled) __attribute__((always_inline)) {
+                const auto add = [&](auto g) __attribute__((always_inline)) {
+                    typedef Shared<W, decltype(g), decltype(mean)::value, decltype(scaled)::value> Values;
+                    sum = added<BYTES>(Values{v, g, f, multiplier, limit, take}, e, count, out);
+                };
+                // The type that gradients mostly have is widened in registers.
+                if constexpr (sizeof(W) == 4)
+                    if (gradient.type == BFLOAT16) return add(static_cast<const bf16*>(gradient.data) + at);
+                add(static_cast<const W*>(read(gradient, at, count, room[3])));
+            });
+        });
+        return sum;
+    }
+
+    template <int BYTES, class Values>
+    static DSX_INLINE double added(const Values& values, const W* e, int64_t count, W* out) {
+        typedef Vectors<W, BYTES> V;
         for (int64_t i = count; i < GROUP; i++) out[i] = 0;
         typename V::Floats sizes[LANES / V::WIDTH] = {};  // in registers
         const int64_t whole = count / LANES * LANES;
@@ -111,10 +159,7 @@ template <class W> struct Signs {
 #pragma GCC unroll 16
             for (int64_t number = 0; number < LANES / V::WIDTH; number++) {
                 const int64_t here = i + number * V::WIDTH;
-                typename V::Floats sum, more;
-                std::memcpy(&sum, v + here, sizeof sum);
-                std::memcpy(&more, e + here, sizeof more);
-                sum += more;
+                const typename V::Floats sum = values.template at<V>(here) + load<typename V::Floats>(e + here);
                 std::memcpy(out + here, &sum, sizeof sum);
                 sizes[number] += (typename V::Floats)((typename V::Words)sum & ~V::SIGN);
             }
@@ -122,7 +167,7 @@ template <class W> struct Signs {
         alignas(64) W lanes[LANES];
         std::memcpy(lanes, sizes, sizeof lanes);
         for (int64_t i = whole; i < count; i++) {
-            out[i] = v[i] + e[i];
+            out[i] = values.template at<One<W>>(i) + e[i];
             lanes[i - whole] += std::abs(out[i]);
         }
         return total_of(lanes);
