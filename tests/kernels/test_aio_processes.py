@@ -164,6 +164,23 @@ def test_several_processes_in_one_folder(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_a_directory_made_anew_while_another_process_sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is that of the one before, whose lock the sweeper has open, and gets."""
+    before, locked, made = home.Home(tmp_path), home._locked, []
+
+    def late(lock: int) -> bool:
+        monkeypatch.setattr(home, "_locked", locked)
+        before.remove()
+        made.append(home.Home(tmp_path))
+        made[0].data.touch()
+        return locked(lock)
+
+    monkeypatch.setattr(home, "_locked", late)
+    home.sweep(tmp_path)
+    assert made[0].path == before.path and made[0].data.exists()
+    made[0].remove()
+
+
 def test_leftovers_on_a_network_filesystem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -125,7 +125,8 @@ def _is_left(path: Path) -> bool:
     except OSError:
         return False
     try:
-        free = _locked(lock)
+        # One without a name was removed by its owner, who may have made another directory of that name since.
+        free = _locked(lock) and os.fstat(lock).st_nlink > 0
         if free:
             _remove(path)
     except OSError as error:
