@@ -81,13 +81,20 @@ template <class Operand> struct Engine {
             }
         }
 
+        // Of a second row of blocks, which is worked on in turns with the first one: what a block leaves is not kept.
+        Workspace(const Problem& p, const Workspace& first, char* memory) : Workspace(p, memory) {
+            scores = first.scores, products = first.products, line = first.line, kept = first.kept;
+            weights = first.weights, weights_across = first.weights_across;
+            grad_rows = first.grad_rows, grad_across = first.grad_across;
+        }
+
         template <class T> void take(char* memory, T*& pointer, int64_t count) {
             pointer = reinterpret_cast<T*>(memory + bytes);
             bytes += (count * int64_t(sizeof(T)) + 63) / 64 * 64;
         }
     };
 
-    static int64_t workspace(const Problem& p) { return Workspace(p, nullptr).bytes; }
+    static int64_t workspace(const Problem& p) { return 2 * Workspace(p, nullptr).bytes; }
 
     // ---- operands ---------------------------------------------------------------------------------------------------
 
@@ -362,24 +369,56 @@ template <class Operand> struct Engine {
         for (int64_t at = std::max<int64_t>(c, b.spans.begin[r]); at < end; at++) to[at] = w.line[at - c];
     }
 
-    template <bool KEYS>
-    static void backward_queries(const Problem& p, const Workspace& w, const Packed& packed, Head head, int64_t row) {
-        load_queries(p, w, head, row, KEYS, true);
-        std::fill_n(w.sums, w.block * w.width, 0.0f);
-        const int64_t slot = head.batch * p.key_heads + head.key_head - packed.first;
-        const int32_t* offsets = p.offsets + p.group(head.batch, head.head) * (p.query_blocks + 1) + row;
-        for (int64_t entry = offsets[0]; entry < offsets[1]; entry++) {
-            const Block b(p, w, packed, head, row, p.columns[entry], entry);
-            const int64_t at = slot * packed.sums + b.column * w.block * w.width;
-            differentiate<true, KEYS>(p, w, packed, b, packed.grad_k + at, packed.grad_v + at);
+    // A row of blocks in the making: its entries that are still to come.
+    struct Row {
+        const Workspace& w;
+        int64_t row, entry, end;
+
+        Row(const Problem& p, const Workspace& w_, Head head, int64_t row_, bool keys) : w(w_), row(row_) {
+            const int32_t* offsets = p.offsets + p.group(head.batch, head.head) * (p.query_blocks + 1) + row;
+            entry = offsets[0], end = offsets[1];
+            load_queries(p, w, head, row, keys, true);
+            std::fill_n(w.sums, w.block * w.width, 0.0f);
         }
-        const int64_t first = row * p.block, count = std::min(p.block, p.queries - first);
+
+        bool is_at(const Problem& p, int32_t column) const { return entry < end && p.columns[entry] == column; }
+
+        int32_t column(const Problem& p) const { return entry < end ? p.columns[entry] : INT32_MAX; }
+    };
+
+    template <bool KEYS> static void next(const Problem& p, const Packed& packed, Head head, Row& row) {
+        const Block b(p, row.w, packed, head, row.row, p.columns[row.entry], row.entry);
+        row.entry++;
+        const int64_t slot = head.batch * p.key_heads + head.key_head - packed.first;
+        const int64_t at = slot * packed.sums + b.column * row.w.block * row.w.width;
+        differentiate<true, KEYS>(p, row.w, packed, b, packed.grad_k + at, packed.grad_v + at);
+    }
+
+    static void write_queries(const Problem& p, Head head, const Row& row) {
+        const Workspace& w = row.w;
+        const int64_t first = row.row * p.block, count = std::min(p.block, p.queries - first);
         for (int64_t r = 0; r < count; r++)
             write_row(p.grad_q, place(p.grad_q, head.batch, head.head, first + r), p.dim, w.sums + r * w.width, 1);
     }
 
-    static void backward_row(const Problem& p, const Packed& packed, Head head, int64_t row, char* memory) {
-        backward_queries<false>(p, Workspace(p, memory), packed, head, row);
+    static void backward_row(const Problem& p, const Packed& packed, Head head, int64_t number, char* memory) {
+        const Workspace w(p, memory);
+        Row row(p, w, head, number, false);
+        while (row.entry < row.end) next<false>(p, packed, head, row);
+        write_queries(p, head, row);
+    }
+
+    // Two rows of blocks together: what both see of a long sequence comes but once from beyond the core's own caches.
+    static void backward_rows(const Problem& p, const Packed& packed, Head head, int64_t number, char* memory) {
+        const Workspace w(p, memory), more(p, w, memory + w.bytes);
+        Row one(p, w, head, number, true), other(p, more, head, number + 1, true);
+        while (one.entry < one.end || other.entry < other.end) {
+            const int32_t column = std::min(one.column(p), other.column(p));
+            if (one.is_at(p, column)) next<true>(p, packed, head, one);
+            if (other.is_at(p, column)) next<true>(p, packed, head, other);
+        }
+        write_queries(p, head, one);
+        write_queries(p, head, other);
     }
 
     // All gradients of a key head and its query heads, each block once.
@@ -390,9 +429,15 @@ template <class Operand> struct Engine {
         std::fill_n(grad_k, packed.sums, 0.0f);
         std::fill_n(grad_v, packed.sums, 0.0f);
         const int64_t batch = slot / p.key_heads, key_head = slot % p.key_heads;
-        for (int64_t member = 0; member < p.group_size(); member++)
-            for (int64_t row = 0; row < p.query_blocks; row++)
-                backward_queries<true>(p, w, packed, {batch, key_head * p.group_size() + member, key_head}, row);
+        for (int64_t member = 0; member < p.group_size(); member++) {
+            const Head head = {batch, key_head * p.group_size() + member, key_head};
+            int64_t row = 0;
+            for (; row + 1 < p.query_blocks; row += 2) backward_rows(p, packed, head, row, memory);
+            if (row == p.query_blocks) continue;
+            Row last(p, w, head, row, true);
+            while (last.entry < last.end) next<true>(p, packed, head, last);
+            write_queries(p, head, last);
+        }
         write_keys(p, w, batch, key_head, 0, p.keys, grad_k, grad_v);
     }
 

@@ -6,6 +6,10 @@
 
 #include <new>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #ifdef DSX_X86
 #include <immintrin.h>
 #endif
@@ -84,7 +88,13 @@ class Memory {
         each_ = passes.workspace(p);
         const int64_t operands = slots * packed_.units, sums = slots * packed_.sums;
         const int64_t words = (backward ? 3 : 2) * operands + (backward ? 2 : 0) * sums;
-        memory_ = static_cast<char*>(::operator new(size_t(threads * each_ + words * 4), std::align_val_t(64)));
+        const size_t bytes = size_t(threads * each_ + words * 4);
+        align_ = std::align_val_t(bytes < 2 * HUGE ? 64 : HUGE);
+        memory_ = static_cast<char*>(::operator new(bytes, align_));
+#ifdef MADV_HUGEPAGE
+        // A row of blocks reads all of it: more small pages than a core remembers the places of.
+        if (bytes >= 2 * HUGE) madvise(memory_, bytes, MADV_HUGEPAGE);
+#endif
         Unit* at = reinterpret_cast<Unit*>(memory_ + threads * each_);
         packed_.k_across = at;
         packed_.v_along = packed_.k_along = at + operands;
@@ -92,7 +102,7 @@ class Memory {
         packed_.grad_k = reinterpret_cast<float*>(at + 3 * operands);
         packed_.grad_v = packed_.grad_k + sums;
     }
-    ~Memory() { ::operator delete(memory_, std::align_val_t(64)); }
+    ~Memory() { ::operator delete(memory_, align_); }
     Memory(const Memory&) = delete;
     Memory& operator=(const Memory&) = delete;
 
@@ -100,8 +110,10 @@ class Memory {
     char* workspace() { return memory_ + omp_get_thread_num() * each_; }
 
   private:
+    static constexpr size_t HUGE = size_t(2) << 20;  // bytes of a huge page
     Packed packed_ = {};
     char* memory_;
+    std::align_val_t align_;
     int64_t each_;
 };
 

@@ -32,6 +32,7 @@ template <class W, int BYTES> struct Vectors {
     typedef W Floats __attribute__((vector_size(BYTES), aligned(sizeof(W))));
     typedef typename std::conditional<sizeof(W) == 8, uint64_t, uint32_t>::type Bits;
     typedef Bits Words __attribute__((vector_size(BYTES), aligned(sizeof(W))));
+    typedef uint16_t Halves __attribute__((vector_size(2 * BYTES / sizeof(W)), aligned(2)));
     static constexpr int64_t WIDTH = BYTES / sizeof(W);
     static constexpr Bits SIGN = Bits(1) << (8 * sizeof(W) - 1);
 };
@@ -41,28 +42,25 @@ template <class W> struct One {
     typedef W Floats;
 };
 
-template <class T> DSX_INLINE T load(const void* from) {
-    T found;
+template <class V, class W> DSX_INLINE typename V::Floats load(const W* from) {
+    typename V::Floats found;
     std::memcpy(&found, from, sizeof found);
     return found;
 }
-
-template <class V> DSX_INLINE typename V::Floats widened(const bf16* from) {
+template <class V> DSX_INLINE typename V::Floats load(const bf16* from) {
     if constexpr (sizeof(typename V::Floats) == sizeof(float)) {
         return widen(*from);
     } else {
-        typedef uint16_t Halves __attribute__((vector_size(sizeof(typename V::Floats) / 2), aligned(2)));
-        return (typename V::Floats)(__builtin_convertvector(load<Halves>(from), typename V::Words) << 16);
+        typename V::Halves halves;
+        std::memcpy(&halves, from, sizeof halves);
+        return (typename V::Floats)(__builtin_convertvector(halves, typename V::Words) << 16);
     }
-}
-template <class V, class W> DSX_INLINE typename V::Floats widened(const W* from) {
-    return load<typename V::Floats>(from);
 }
 
 template <class W> struct Plain {
     const W* values;
 
-    template <class V> DSX_INLINE typename V::Floats at(int64_t i) const { return load<typename V::Floats>(values + i); }
+    template <class V> DSX_INLINE typename V::Floats at(int64_t i) const { return load<V>(values + i); }
 };
 
 // Values with the gradient's share in them, as `momentum` adds it.
@@ -75,12 +73,12 @@ template <class W, class G, bool MEAN, bool SCALED> struct Shared {
     template <class V> DSX_INLINE typename V::Floats at(int64_t i) const {
         typedef typename V::Floats T;
         const T most = T{} + limit, least = -most;
-        T grad = widened<V>(gradients + i) * multiplier;
+        T grad = load<V>(gradients + i) * multiplier;
         grad = grad > most ? most : grad;
         grad = grad < least ? least : grad;
-        if constexpr (SCALED) grad *= load<T>(factors + i);
+        if constexpr (SCALED) grad *= load<V>(factors + i);
         if constexpr (!MEAN) return grad;
-        const T mean = MEAN ? load<T>(values + i) : T{};
+        const T mean = load<V>(values + i);
         return mean + take * (grad - mean);
     }
 };
@@ -159,7 +157,7 @@ template <class W> struct Signs {
 #pragma GCC unroll 16
             for (int64_t number = 0; number < LANES / V::WIDTH; number++) {
                 const int64_t here = i + number * V::WIDTH;
-                const typename V::Floats sum = values.template at<V>(here) + load<typename V::Floats>(e + here);
+                const typename V::Floats sum = values.template at<V>(here) + load<V>(e + here);
                 std::memcpy(out + here, &sum, sizeof sum);
                 sizes[number] += (typename V::Floats)((typename V::Words)sum & ~V::SIGN);
             }
