@@ -105,17 +105,21 @@ class Exchange:
         handle.wait()
         signs_mean(*self._parts(came, size, error), counts[x.rank * each : (x.rank + 1) * each], out)
 
-    def spread(self, value: Tensor, error: Tensor, counts: Tensor, out: Tensor) -> Iterator[None]:
+    def spread(
+        self, value: Tensor | None, error: Tensor, counts: Tensor, out: Tensor, share: Share | None = None
+    ) -> Iterator[None]:
         """Every owner's `value + error`, as far as signs tell it, on all ranks.
 
-        value, error  [size / N]; error becomes what the signs did not tell
+        value, error  [size / N]; error becomes what the signs did not tell; no value: the share alone
+        share         of a gradient, or what takes its place, in the value
         out           [size], the same bits on every rank, written where `counts` counts; `value` may be a part of it
         """
-        x, size = self._transport, value.numel()
+        x, size = self._transport, error.numel()
         messages = self._messages(size, error)
         bits, scales = self._parts(messages, size, error)
         each = size // self._block
-        signs(value, error, counts[x.rank * each : (x.rank + 1) * each], bits[x.rank], scales[x.rank])
+        mine = counts[x.rank * each : (x.rank + 1) * each]
+        self._compress(0, value, error, mine, bits[x.rank], scales[x.rank], share)
         handle = x.all_gather(messages.view(-1), messages[x.rank], channel="rule", purpose="rule")
         yield
         handle.wait()

@@ -19,7 +19,7 @@ from dsx_onebit.exchange import Share
 from dsx_onebit.freeze import settle
 from dsx_onebit.owned import STATES, change, gather, runs, weights
 from dsx_onebit.phases import TwoPhases, notes, owned
-from dsx_onebit.steps import GROUP, adam_step, check_block, separate
+from dsx_onebit.steps import GROUP, Rooms, adam_step, check_block, separate
 
 Beta = Annotated[float, fraction]
 
@@ -76,6 +76,7 @@ class OneBitAdam(TwoPhases):
             *([State("owner_error", scope="chunk")] if whole else STATES),
             *(sizes.STATES if options.follow else ()),
         ]
+        self._rooms = Rooms()
 
     def update(self, piece: Piece, states: Mapping[str, Tensor], job: Job, sums: Tensor) -> Iterator[None] | None:
         if self._freeze.compresses(job.number):
@@ -105,12 +106,16 @@ class OneBitAdam(TwoPhases):
         whole, own = Piece(piece.shard, 0, piece.shard.flat.size), self._exchange.own(piece.shard.flat)
         ratios, remember = self._look(piece.shard.flat, states, job)
         counts = yield from self._mean_of_momenta(whole, states, job, out=states["exp_avg"], ratios=ratios)
-        step, (master, _) = torch.zeros_like(states["exp_avg"]), weights(states, own)
-        for run, here in runs(whole, own, job):
-            step[here].add_(states["exp_avg"][here]).add_(master[here], alpha=run.hyper.weight_decay).mul_(
-                -run.hyper.lr
-            )
-        yield from change(whole, own, states, job, counts, self._exchange, step)
+        master, apart = weights(states, own)
+        with self._rooms.lent(states["exp_avg"]) as room:
+            step = None if apart else room.zero_()
+            for run, here in runs(whole, own, job):
+                mean, decay = states["exp_avg"][here], run.hyper.weight_decay
+                if step is None:
+                    sgd(mean, master[here], lr=run.hyper.lr, weight_decay=decay, step=run.step)
+                else:
+                    step[here].add_(mean).add_(master[here], alpha=decay).mul_(-run.hyper.lr)
+            yield from change(whole, own, states, job, counts, self._exchange, step)
         remember()
 
     def _look(

@@ -164,15 +164,15 @@ class OneBitLamb(TwoPhases):
     def _parted(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> Iterator[None]:
         """An update where this rank has 1/N of the states."""
         whole, own = Piece(piece.shard, 0, piece.shard.flat.size), self._exchange.own(piece.shard.flat)
-        mean, (master, _) = states["exp_avg"], weights(states, own)
+        mean, (master, apart) = states["exp_avg"], weights(states, own)
         with self._rooms.lent(mean) as new, self._rooms.lent(mean) as moved:
             new.copy_(mean)
             counts = yield from self._mean_of_momenta(whole, states, job, out=new)
             step = yield from self._step(piece, states, job, new, master)
-            moved.zero_()
+            target = master if apart else moved.zero_()
             for run, here in runs(whole, own, job):
-                moved[here].add_(step[here], alpha=-run.hyper.lr)
-            yield from change(whole, own, states, job, counts, self._exchange, moved)
+                accumulate(target[here], step[here], -run.hyper.lr)
+            yield from change(whole, own, states, job, counts, self._exchange, None if apart else moved)
 
     def _step(
         self, piece: Piece, states: Mapping[str, Tensor], job: Job, new: Tensor, master: Tensor

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor
 
 from dsx.contracts import Job, Piece, Run, State, Transport
 from dsx_kernels.accumulate import accumulate
-from dsx_onebit.exchange import Exchange
+from dsx_onebit.exchange import Exchange, Share
 
 STATES = (
     State("own_momentum", scope="rank", resize="mean"),
@@ -34,27 +35,33 @@ def runs(whole: Piece, own: slice, job: Job) -> Iterator[tuple[Run, slice]]:
 
 
 def change(
-    whole: Piece, own: slice, states: Mapping[str, Tensor], job: Job, counts: Tensor, exchange: Exchange, step: Tensor
+    whole: Piece,
+    own: slice,
+    states: Mapping[str, Tensor],
+    job: Job,
+    counts: Tensor,
+    exchange: Exchange,
+    step: Tensor | None,
 ) -> Iterator[None]:
-    """Make the update of the part that this rank owns, and bring all parts' to every rank's live parameter.
+    """Bring what changes of the part that this rank owns, and of all parts, to every rank's live parameter.
 
     whole   the flat parameter
     own     where in it this rank's part lies
-    step    [size / N], what is added to the owner's weights; overwritten
+    step    [size / N], what is to be added to the live weights; None: the owner's are others, and it has changed them
 
     What travels is the difference between an owner's weights and what everybody has; the signs' error and the rounding
     of a 16-bit parameter are both in what is left of it.
     """
     live, left, gradient = states["param"], states["weight_error"], states["grad"]
-    master, separate = weights(states, own)
-    if separate:
-        for _, here in runs(whole, own, job):
-            master[here].add_(step[here])
-    yield from exchange.spread(step, left, counts, out=gradient)
+    negative = None
+    if step is None:
+        left.copy_(states["master"])
+        negative = Share(live[own], None, [(slice(0, left.numel()), {"beta": 0.0, "multiplier": -1.0})])
+    yield from exchange.spread(step, left, counts, out=gradient, share=negative)
     for run in whole.runs(job):
         accumulate(live[run.where], gradient[run.where])
-    if separate:
-        left.copy_(master).sub_(live[own])
+    if step is None:
+        torch.sub(states["master"], live[own], out=left)
 
 
 def weights(states: Mapping[str, Tensor], own: slice) -> tuple[Tensor, bool]:
