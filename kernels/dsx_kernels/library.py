@@ -20,7 +20,7 @@ from dsx.errors import KernelUnavailable, near
 
 FILE = Path(__file__).with_name("_native.so")
 VARIABLE = "DSX_INSTRUCTIONS"
-ABI = 2
+ABI = 3
 """What `dsx_abi` of native.cpp must say: it rises with every change of a function's arguments."""
 
 LEVELS = ("generic", "avx2", "avx512")

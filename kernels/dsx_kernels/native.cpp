@@ -4,7 +4,7 @@
 namespace dsx {
 
 // Raised by one whenever the arguments of a function change; library.py holds the number that it calls.
-constexpr int32_t ABI = 2;
+constexpr int32_t ABI = 3;
 
 static int32_t best() {
 #ifdef DSX_X86

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated
 
-import torch
 from attrs import frozen
 from torch import Tensor
 

@@ -14,10 +14,12 @@ from dsx.contracts import Hyper, Job, Piece, Segment, State
 from dsx.plugin import Descriptor, Fill, Need, Part, Plan, fraction, hook, non_negative, positive
 from dsx_kernels.accumulate import accumulate
 from dsx_kernels.adamw import adamw
+from dsx_kernels.lamb import lamb
+from dsx_kernels.sgd import sgd
 from dsx_kernels.squares import squares
 from dsx_onebit.exchange import Share
 from dsx_onebit.freeze import settle
-from dsx_onebit.owned import STATES, change, gather, runs, weights
+from dsx_onebit.owned import STATES, change, gather, weights
 from dsx_onebit.phases import TwoPhases, notes, owned
 from dsx_onebit.steps import GROUP, Rooms, check_block, separate
 
@@ -130,7 +132,7 @@ class OneBitLamb(TwoPhases):
         size = torch.where(known, (norms / steps).clamp(options.min_coeff, options.max_coeff), 1.0)
         mean = states["coefficient"]
         mean.copy_(torch.where(_used(piece, job, mean), mean.lerp(size, 1 - options.coeff_beta), mean))
-        self._go(piece, states, job, self._sized(piece, step, size), 1.0)
+        self._go(piece, states, job, self._sized(piece, step, size))
 
     def _settle(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> None:
         """Turn the states into those of the compressed phase."""
@@ -158,37 +160,83 @@ class OneBitLamb(TwoPhases):
             own = new[exchange.own(flat)]
             yield from exchange.average(mean, states["worker_error"], counts, out=own, share=share)
             yield from exchange.spread(own, states["owner_error"], counts, out=new)
-            step = yield from self._step(piece, states, job, new, states["master"])
-            self._go(piece, states, job, step, -1.0)
+            size = yield from self._sizes(piece, states, job, new, states["master"])
+        self._move(piece, states, job, size, states["master"], states["param"] if separate(states) else None)
 
     def _parted(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> Iterator[None]:
         """An update where this rank has 1/N of the states."""
         whole, own = Piece(piece.shard, 0, piece.shard.flat.size), self._exchange.own(piece.shard.flat)
         mean, (master, apart) = states["exp_avg"], weights(states, own)
-        with self._rooms.lent(mean) as new, self._rooms.lent(mean) as moved:
-            new.copy_(mean)
+        with self._rooms.lent(mean) as new:
             counts = yield from self._mean_of_momenta(whole, states, job, out=new)
-            step = yield from self._step(piece, states, job, new, master)
-            target = master if apart else moved.zero_()
-            for run, here in runs(whole, own, job):
-                accumulate(target[here], step[here], -run.hyper.lr)
-            yield from change(whole, own, states, job, counts, self._exchange, None if apart else moved)
+            size = yield from self._sizes(piece, states, job, new, master)
+            step = None
+            if apart:
+                self._move(piece, states, job, size, master, None)
+            else:
+                step = new.zero_()
+                for number, segment, here in _spans(piece):
+                    if job.used[segment.index]:
+                        hyper = job.hypers[segment.group]
+                        along = step[here].add_(mean[here]).add_(master[here], alpha=hyper.weight_decay)
+                        along.mul_(-hyper.lr * size[number])
+            yield from change(whole, own, states, job, counts, self._exchange, step)
 
-    def _step(
+    def _sizes(
         self, piece: Piece, states: Mapping[str, Tensor], job: Job, new: Tensor, master: Tensor
     ) -> Generator[None, None, Tensor]:
-        """The steps of a piece, sized, from the new momentum, in its place; the old one and the fresh variance follow
-        it."""
-        mean = states["exp_avg"]
-        for run in piece.runs(job):
-            (one, two), here = run.hyper.betas, run.where
-            gradient = mean[here].lerp_(new[here], 1 / (1 - one))  # of which the new momentum is made of the old
-            states["fresh"][here].mul_(two).addcmul_(gradient, gradient, value=1 - two)
-            mean[here].copy_(new[here])
-            accumulate(new[here], master[here], run.hyper.weight_decay)
-        norms = yield from self._norms(piece, mean, new)
-        least = yield from self._least(piece, states, job)
-        return self._sized(piece, new, states["coefficient"] * self._ratio(piece, states, job, least, *norms))
+        """How large steps are [parameters of the flat one], from the new momentum; the old one and the fresh variance
+        follow it."""
+        leasts = states["least"].tolist()
+        found = new.new_zeros(3, len(leasts))  # sums of squares of momenta and of steps, and least roots
+        found[2].fill_(torch.inf)
+        for number, segment, here in _spans(piece):
+            if job.used[segment.index]:
+                hyper = job.hypers[segment.group]
+                found[:, number] = lamb(
+                    new[here],
+                    states["exp_avg"][here],
+                    states["fresh"][here],
+                    states["exp_avg_sq"][here],
+                    master[here],
+                    betas=hyper.betas,
+                    eps=hyper.eps,
+                    weight_decay=hyper.weight_decay,
+                    least=leasts[number],
+                )
+        if not self._whole:
+            yield from self._of_all_parts(found)
+        norms = found[:2].sqrt()
+        return states["coefficient"] * self._ratio(piece, states, job, found[2], norms[0], norms[1])
+
+    def _of_all_parts(self, found: Tensor) -> Iterator[None]:
+        """Sums, and the least, of what ranks found in their parts, in place."""
+        transport = self._ctx.transport
+        every = found.new_empty(transport.world * found.numel())
+        handle = transport.all_gather(every, found.view(-1), channel="rule", purpose="rule")
+        yield
+        handle.wait()
+        parts = every.view(transport.world, *found.shape)
+        torch.sum(parts[:, :2], 0, out=found[:2])
+        torch.amin(parts[:, 2], 0, out=found[2])
+
+    def _move(
+        self, piece: Piece, states: Mapping[str, Tensor], job: Job, size: Tensor, master: Tensor, param: Tensor | None
+    ) -> None:
+        """Weights go by the rate times the size of a parameter's step, along its momentum and its decay."""
+        sizes = size.tolist()
+        for number, segment, here in _spans(piece):
+            if job.used[segment.index]:
+                hyper = job.hypers[segment.group]
+                sgd(
+                    states["exp_avg"][here],
+                    master[here],
+                    None,
+                    None if param is None else param[here],
+                    lr=hyper.lr * sizes[number],
+                    weight_decay=hyper.weight_decay,
+                    step=job.steps[segment.index],
+                )
 
     def _ratio(
         self, piece: Piece, states: Mapping[str, Tensor], job: Job, least: Tensor, means: Tensor, steps: Tensor
@@ -204,23 +252,6 @@ class OneBitLamb(TwoPhases):
         found.mul_(share).add_(1 - share).clamp_(options.factor_min, options.factor_max)
         found = found.maximum(last * (1 - options.factor_threshold)).minimum(last * (1 + options.factor_threshold))
         return last.copy_(torch.where(_used(piece, job, last), found, last))
-
-    def _least(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> Generator[None, None, Tensor]:
-        """The least of fresh over frozen root variances of each parameter of the flat one."""
-        found = torch.full_like(states["least"], torch.inf)
-        for number, segment, here in _spans(piece):
-            factor = states["exp_avg_sq"][here]
-            with self._rooms.lent(factor) as root:
-                torch.mul(factor, factor, out=root).mul_(states["least"][number])
-                torch.maximum(root, states["fresh"][here], out=root).sqrt_()
-                found[number] = root.add_(factor, alpha=job.hypers[segment.group].eps).min()
-        if self._whole:
-            return found
-        every = found.new_empty(self._ctx.transport.world * len(found))
-        handle = self._ctx.transport.all_gather(every, found, channel="rule", purpose="rule")
-        yield
-        handle.wait()
-        return every.view(-1, len(found)).amin(0)
 
     def _norms(self, piece: Piece, *values: Tensor) -> Generator[None, None, tuple[Tensor, ...]]:
         """Of each parameter of a flat one, of each of the values over a piece: [parameters]."""
@@ -240,11 +271,11 @@ class OneBitLamb(TwoPhases):
             step[here].mul_(size[number])
         return step
 
-    def _go(self, piece: Piece, states: Mapping[str, Tensor], job: Job, step: Tensor, sign: float) -> None:
+    def _go(self, piece: Piece, states: Mapping[str, Tensor], job: Job, step: Tensor) -> None:
         """Weights go by the rate times a step."""
         copied = separate(states)
         for run in piece.runs(job):
-            accumulate(states["master"][run.where], step[run.where], sign * run.hyper.lr)
+            accumulate(states["master"][run.where], step[run.where], run.hyper.lr)
             if copied:
                 states["param"][run.where].copy_(states["master"][run.where])
 

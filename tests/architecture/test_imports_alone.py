@@ -19,7 +19,7 @@ def not_alone(root: Path) -> list[str]:
     """What goes wrong where a module of a repository is the first to be imported."""
     modules = [name for name in read(root) if not name.endswith("__main__")]
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(root), *modules], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, str(PROGRAM), str(root), *modules], capture_output=True, text=True, timeout=400, check=True
     )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(lines) == len(modules), done.stdout

@@ -106,6 +106,8 @@ def operations(tensors: Tensors) -> dict[str, tuple[float, float, dict[str, Way]
     from dsx_kernels.accumulate import accumulate
     from dsx_kernels.adamw import adamw
     from dsx_kernels.cast import cast
+    from dsx_kernels.lamb import lamb
+    from dsx_kernels.lamb.reference import lamb as plain_lamb
     from dsx_kernels.momentum import momentum as average
     from dsx_kernels.sgd import sgd
     from dsx_kernels.signs import signs
@@ -115,6 +117,8 @@ def operations(tensors: Tensors) -> dict[str, tuple[float, float, dict[str, Way]
     t = tensors
     update: dict[str, Any] = {**NUMBERS, "step": 2}
     momentum: dict[str, Any] = {"lr": 1e-3, "momentum": 0.9}
+    after_freeze: dict[str, Any] = {**NUMBERS, "least": 0.01}
+    del after_freeze["lr"]
     weights = torch.nn.Parameter(t.master)
     weights.grad = t.gradient
     fused_sgd = torch.optim.SGD([weights], fused=True, **momentum)
@@ -154,6 +158,10 @@ def operations(tensors: Tensors) -> dict[str, tuple[float, float, dict[str, Way]
         "signs_mean of 1 rank": (0.13, 4, {"dsx": lambda: signs_mean(t.bits[:1], t.scales[:1], t.counts, t.wide)}),
         "signs_mean of 2 ranks": (0.26, 4, {"dsx": lambda: signs_mean(t.bits, t.scales, t.counts, t.wide)}),
         "momentum fp32, with a factor": (12, 4, {"dsx": lambda: average(t.mean, t.gradient, t.square, beta=0.9)}),
+        "lamb fp32": (20, 8, {
+            "dsx": lambda: lamb(t.gradient, t.mean, t.square, t.wide, t.master, **after_freeze),
+            "torch operations": lambda: plain_lamb(t.gradient, t.mean, t.square, t.wide, t.master, **after_freeze),
+        }),
         "squares fp32": (4, 0, {
             "dsx": lambda: squares(t.gradient),
             "torch norm": lambda: torch.linalg.vector_norm(t.gradient),

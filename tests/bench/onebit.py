@@ -1,6 +1,7 @@
 """What 1-bit updates save on a slow link, and what they cost of the loss.
 
     python tests/bench/onebit.py times [--links none,1000,400,200,100,none/1,1000/1,100/1] [--size 25M] [--rounds 8]
+    python tests/bench/onebit.py runs [--links 200,80] [--size 25M]
     python tests/bench/onebit.py losses [--steps 3000] [--seeds 0,1,2] [--ways "adamw;onebit_adam"] [--beta2 0.99]
         [--layers 4] [--width 256]
 
@@ -10,6 +11,8 @@ times   bf16 on two ranks, each in a network namespace as on a host of its own, 
         two of them are timed apart: with one in H updates a mean update takes (first + (H - 1) second) / H. "R" is
         what the all-reduce adds to a step without a limit, over that step; "formula" (1 + R) / (1 + R / 16 + 0.1) of
         it. Times are ratios to the all-reduce after backward in the same run
+runs    50 updates of onebit_adam, of which the first 7 come before the freeze (14 %) and are the ordinary, overlapped
+        reduction: the time of all of them over that of bf16 AdamW with the all-reduce after backward, on such links
 losses  a GPT on Python's own sources on two ranks: adamw; onebit_adam with a fixed freeze at 14 % and with the
         variance's own; zero_one_adam whose variance is frozen at 14 %, and which then meets after 1, 2 and 4 updates;
         lamb as onebit_lamb without a freeze, and onebit_lamb with one at 14 %. Held-out loss at the end, against the
@@ -33,6 +36,8 @@ BENCH = Path(__file__).parent
 AFTER, ONEBIT = "dsx-after-backward", "dsx-onebit"
 OTHERS = ("dsx-onebit-zero1", "dsx-onebit-lamb", "dsx-onebit-lamb-zero1", "dsx-onebit-01", "dsx-onebit-01-apart")
 SYSTEMS = (AFTER, "dsx-replicated", ONEBIT, *OTHERS)
+RUN, UPDATES, WARM_UP = "dsx-onebit-run", 50, 7
+"""A system that freezes its variance after so many of the steps that are measured."""
 
 
 def times(choices: argparse.Namespace) -> None:
@@ -43,7 +48,8 @@ def times(choices: argparse.Namespace) -> None:
     for link in choices.links.split(","):
         mbit, _, latency = link.partition("/")
         limit = [] if mbit == "none" else ["--link", mbit]
-        found = _partition(choices, [*limit, *(["--latency", latency] if latency else [])])
+        link_options = [*limit, *(["--latency", latency] if latency else [])]
+        found = _partition(SYSTEMS, choices.size, choices.rounds, link_options)
         walls = {name: statistics.median(found[name]["wall"]) for name in SYSTEMS}
         free = walls[AFTER] if free is None else free
         ratio = max(0.0, walls[AFTER] / free - 1)
@@ -60,12 +66,24 @@ def formula(ratio: float) -> float:
     return (1 + ratio) / (1 + ratio / 16 + 0.1)
 
 
-def _partition(choices: argparse.Namespace, link: Sequence[str]) -> dict[str, Any]:
+def runs(choices: argparse.Namespace) -> None:
+    """A table with a row for each link."""
+    free = statistics.median(_partition([AFTER], choices.size, 20, [])[AFTER]["wall"])
+    print("| link, Mbit/s | R | times as fast, all updates | of which after the freeze |\n|---|---|---|---|")
+    for link in choices.links.split(","):
+        found = _partition([AFTER, RUN], choices.size, UPDATES, ["--link", link])
+        plain, ours = (found[name]["wall"] for name in (AFTER, RUN))
+        assert len(plain) == len(ours) == UPDATES
+        every, late = sum(plain) / sum(ours), sum(plain[WARM_UP:]) / sum(ours[WARM_UP:])
+        print(f"| {link} | {statistics.median(plain) / free - 1:.2f} | {every:.2f} | {late:.2f} |", flush=True)
+
+
+def _partition(names: Sequence[str], size: str, rounds: int, link: Sequence[str]) -> dict[str, Any]:
     """Records of partition.py, by system."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        command = [sys.executable, str(BENCH / "partition.py"), "--systems", ",".join(SYSTEMS), "--dtype", "bf16"]
-        command += ["--size", choices.size, "--rounds", str(choices.rounds), "--sockets", "--json", str(out), *link]
+        command = [sys.executable, str(BENCH / "partition.py"), "--systems", ",".join(names), "--dtype", "bf16"]
+        command += ["--size", size, "--rounds", str(rounds), "--sockets", "--json", str(out), *link]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
         if not out.exists():
             raise SystemExit(f"partition.py ended with {done.returncode}")
@@ -192,6 +210,9 @@ def main() -> None:
     of_times.add_argument("--links", default="none,1000,400,200,100,none/1,1000/1,100/1")
     of_times.add_argument("--size", default="25M")
     of_times.add_argument("--rounds", type=int, default=8)
+    of_runs = parts.add_parser("runs")
+    of_runs.add_argument("--links", default="200,80")
+    of_runs.add_argument("--size", default="25M")
     of_losses = parts.add_parser("losses")
     of_losses.add_argument("--steps", type=int, default=3000)
     of_losses.add_argument("--seeds", default="0,1,2")
@@ -200,7 +221,7 @@ def main() -> None:
     of_losses.add_argument("--layers", type=int, default=4)
     of_losses.add_argument("--width", type=int, default=256)
     choices = parser.parse_args()
-    (times if choices.part == "times" else losses)(choices)
+    {"times": times, "runs": runs, "losses": losses}[choices.part](choices)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ ULPS = {
     "momentum": 4,
     "signs": 8,
     "signs_mean": 4,
+    "lamb": 8,
 }
 """Largest errors, in units of the last place of the largest number that an element is the sum of, in the dtype that is
 computed in: fp64 if the weights are, else fp32. Rounding to 16 bits, by way of fp32, adds half a unit of theirs and one
@@ -45,8 +46,9 @@ OUTPUTS = {
     "momentum": ("mean",),
     "signs": ("error", "bits", "scales"),
     "signs_mean": ("out",),
+    "lamb": ("mean", "fresh_sq"),
 }
-"""Tensors that an operation writes; `squares` returns one instead."""
+"""Tensors that an operation writes; `squares` returns one instead, and `lamb` one more."""
 
 Function = Callable[..., Any]
 
@@ -252,6 +254,18 @@ def _squares() -> list[Case]:
     return sizes + [Case("squares", {"tensor": dtype}, 4095, offset=3) for dtype in DTYPES]
 
 
+def _lamb() -> list[Case]:
+    options = {"betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1, "least": 0.5}
+    names = ("new", "mean", "fresh_sq", "factor_sq", "weights")
+    makes = [Case("lamb", dict.fromkeys(names, dtype), size, options) for dtype in (F32, F64) for size in SIZES]
+    return [
+        *makes,
+        Case("lamb", dict.fromkeys(names, F32), 4095, options, offset=3),
+        Case("lamb", dict.fromkeys(names, F64), 4095, options, offset=1),
+        Case("lamb", dict.fromkeys(names, F32), 9000, {**options, "weight_decay": 0.0, "least": 0.0, "eps": 1e-3}),
+    ]
+
+
 TABLE: dict[str, list[Case]] = {
     "squares": _squares(),
     "adamw": _updates("adamw", _adamw),
@@ -261,6 +275,7 @@ TABLE: dict[str, list[Case]] = {
     "momentum": _momentum(),
     "signs": _signs(),
     "signs_mean": _signs_mean(),
+    "lamb": _lamb(),
 }
 """By operation; each case once."""
 
@@ -268,9 +283,8 @@ TABLE: dict[str, list[Case]] = {
 def call(function: Function, case: Case, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Run an implementation in place on tensors of a case; what it wrote, or returned as `result`."""
     result = function(*(tensors.get(name) for name in case.tensors), **case.options)
-    if case.operation not in OUTPUTS:
-        return {"result": result}
-    return {name: tensors[name] for name in OUTPUTS[case.operation] if name in tensors}
+    returned = {"result": result} if isinstance(result, Tensor) else {}
+    return {**returned, **{name: tensors[name] for name in OUTPUTS.get(case.operation, ()) if name in tensors}}
 
 
 def expected(case: Case) -> dict[str, Tensor]:
@@ -357,6 +371,7 @@ KEYS = {
     "momentum": "mean",
     "signs": "scales",
     "signs_mean": "scales",
+    "lamb": "mean",
 }
 """The tensor by which an operation picks its implementation, and in whose width it computes."""
 
@@ -399,6 +414,8 @@ def _terms(case: Case, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if case.operation == "signs_mean":
         whole = sizes["scales"].sum(0).repeat_interleave(case.size // max(1, len(sizes["counts"])))
         return {"out": whole + sizes["out"]}
+    if case.operation == "lamb":
+        return _lamb_terms(case, sizes, options)
     gradient = _share(sizes, options)
     if case.operation == "momentum":
         return {"mean": 2 * sizes["mean"] + gradient}
@@ -413,3 +430,20 @@ def _terms(case: Case, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     root = (square / (1 - options["betas"][1] ** options["step"])).sqrt() + options["eps"]
     weight = sizes["master"] + options["lr"] / (1 - options["betas"][0] ** options["step"]) * mean / root
     return {**states, "master": weight, "param": weight, "exp_avg": mean}
+
+
+def _lamb_terms(case: Case, sizes: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Tensor]:
+    mean, take = sizes["mean"], 1 / (1 - options["betas"][0])
+    gradient = mean + (sizes["new"] + mean) * take
+    fresh = options["betas"][1] * sizes["fresh_sq"] + (1 - options["betas"][1]) * gradient.square()
+    found = expected(case)
+    step = sizes["new"] + options["weight_decay"] * sizes["weights"]
+    floor = sizes["factor_sq"].square() * options["least"]
+    root = torch.maximum(found["fresh_sq"], floor).sqrt()  # an error of `fresh` is that of the root, over twice of it
+    spread = torch.maximum(fresh, floor) / root + options["eps"] * sizes["factor_sq"]
+    smallest = spread[root.argmin()] if case.size else torch.zeros((), dtype=F64)
+    return {
+        "mean": sizes["new"],
+        "fresh_sq": fresh,
+        "result": torch.stack([sizes["new"].square().sum(), step.square().sum(), smallest]),
+    }

@@ -41,6 +41,7 @@ WANTED: Mapping[str, tuple[tuple[Any, ...], ...]] = {
         (F64, F64, I32, I32, F64, F64, F64),
     ),
     "signs_mean": ((I32, F32, I32, F32), (I32, F32, I32, BF16), (I32, F64, I32, F64)),
+    "lamb": ((F32,) * 5, (F64,) * 5),
 }
 """Dtypes of the tensors of each call that is compiled."""
 

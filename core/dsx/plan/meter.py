@@ -21,6 +21,7 @@ from dsx.launch.distributed import join, leave
 from dsx.plan.attention import FusedAttention
 from dsx.plan.ledger import Ledger
 from dsx.plan.profile import Exchange, Machine, Profile, save
+from dsx.plan.reads import Lists
 
 _MOST, _LEAST = 500, 1
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -210,7 +211,7 @@ def _overlap(clock: Clock, sizes: Sizes) -> float:
 def rate(clock: Clock, make: Make, amount: Callable[[Ledger], float]) -> float:
     """What a call makes of an `amount` in a second, counted on the meta device as plans count it."""
     on_paper = make(_META)
-    with FusedAttention(), Ledger() as ledger:
+    with FusedAttention(), Lists(), Ledger() as ledger:
         on_paper()
     return amount(ledger) / clock.time(make(clock.device))
 

@@ -20,6 +20,7 @@ from dsx.defaults.collectives import working_bytes
 from dsx.engine import Engine
 from dsx.plan.attention import FusedAttention
 from dsx.plan.ledger import Ledger
+from dsx.plan.reads import Lists
 from dsx.plan.subject import Forward, Subject, use_all
 from dsx.plan.twin import Twin
 from dsx.plan.work import Work
@@ -110,6 +111,7 @@ def _uncompiled(resolved: Resolved) -> Resolved:
 def _on_paper(ledger: Ledger) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(FusedAttention())
+        stack.enter_context(Lists())
         stack.enter_context(ledger)
         yield
 

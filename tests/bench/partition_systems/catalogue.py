@@ -58,6 +58,7 @@ SYSTEMS = {
     **{f"dsx-{layout}-disk": _dsx(layout, offload="nvme") for layout in ("zero1", "zero2", "zero3")},
     "dsx-after-backward": _dsx_rule("adamw", overlapped=False),
     "dsx-onebit": _dsx_rule("onebit_adam", freeze=1),
+    "dsx-onebit-run": _dsx_rule("onebit_adam", freeze=15),  # after 7 rounds, of two steps each after the first step
     "dsx-onebit-zero1": _dsx_rule("onebit_adam", "zero1", freeze=1),
     "dsx-onebit-lamb": _dsx_rule("onebit_lamb", freeze=1),
     "dsx-onebit-lamb-zero1": _dsx_rule("onebit_lamb", "zero1", freeze=1),
@@ -90,6 +91,7 @@ LABELS = {
     "dsx-zero3-disk": "dsx zero3, states in files",
     "dsx-after-backward": "dsx replicated, reduced after backward",
     "dsx-onebit": "dsx onebit_adam",
+    "dsx-onebit-run": "dsx onebit_adam, frozen after 15 steps",
     "dsx-onebit-zero1": "dsx onebit_adam, zero1",
     "dsx-onebit-lamb": "dsx onebit_lamb",
     "dsx-onebit-lamb-zero1": "dsx onebit_lamb, zero1",
