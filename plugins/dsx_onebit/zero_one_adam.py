@@ -216,7 +216,8 @@ class ZeroOneAdam(Rule):
         options = self._options
         if meets(job.number, options.freeze, options.local_scale, options.local_limit):
             yield from self._meet(flat, states, len(job.used))
-        self.derive(states["param"], states)
+        else:
+            self.derive(states["param"], states)
 
     def _meet(self, flat: Flat, states: Mapping[str, Tensor], parameters: int) -> Iterator[None]:
         """Everyone's weights move by the mean of how far ranks are; that over the rates is the common momentum."""
@@ -225,9 +226,10 @@ class ZeroOneAdam(Rule):
         for segment in flat.segments:
             moving[segment.index] = self._rates.get(segment.name, 0.0) > 0
         yield from self._average(flat, moved, states, moving)
+        copied = separate(states)
         for where, rate in self._together(flat):
             torch.div(moved[where], rate, out=mean[where])
-            accumulate(master[where], moved[where], -1.0)
+            sgd(moved[where], master[where], None, states["param"][where] if copied else None, lr=1.0, step=1)
             moved[where].zero_()
 
     def _together(self, flat: Flat) -> Iterator[tuple[slice, float]]:
