@@ -52,15 +52,35 @@ template <class T> struct Squares {
     double* sums;
 
     template <int BYTES> DSX_INLINE void operator()(int64_t begin, int64_t end, Width<BYTES>) const {
-        for (int64_t block = begin; block < end; block++) {
-            const int64_t at = block * BLOCK, length = std::min(BLOCK, count - at);
-            if constexpr (std::is_same<T, f16>::value) {
-                alignas(64) float widened[BLOCK];
-                widen(values + at, widened, length);
-                sums[block] = sum<BYTES>(widened, length);
-            } else {
-                sums[block] = sum<BYTES>(values + at, length);
+        // Blocks from two places take turns by lines: a core that reads at one place waits for memory more often.
+        const int64_t half = (end - begin) / 2;
+        int64_t block = begin;
+        if constexpr (!std::is_same<T, f16>::value) {
+            for (; block + 1 < begin + half; block++) {  // the very last block may not be whole
+                const T* one = values + block * BLOCK;
+                const T* other = one + half * BLOCK;
+                Lanes<W, BYTES> lanes, more;
+                for (int64_t at = 0; at < BLOCK; at += LANES) {
+                    lanes.add(one + at);
+                    more.add(other + at);
+                }
+                sums[block] = lanes.total();
+                sums[block + half] = more.total();
             }
+            for (int64_t rest = block; rest < begin + half; rest++) single<BYTES>(rest);
+            block += half;
+        }
+        for (; block < end; block++) single<BYTES>(block);
+    }
+
+    template <int BYTES> DSX_INLINE void single(int64_t block) const {
+        const int64_t at = block * BLOCK, length = std::min(BLOCK, count - at);
+        if constexpr (std::is_same<T, f16>::value) {
+            alignas(64) float widened[BLOCK];
+            widen(values + at, widened, length);
+            sums[block] = sum<BYTES>(widened, length);
+        } else {
+            sums[block] = sum<BYTES>(values + at, length);
         }
     }
 
