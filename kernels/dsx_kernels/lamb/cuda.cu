@@ -53,9 +53,10 @@ __global__ void __launch_bounds__(THREADS) lamb(
         size = root(variance > floor ? variance : floor) + eps * f;
     };
 
+    const double infinite = bit_cast<float>(0x7f800000u);
     W means[EACH] = {}, steps[EACH] = {}, roots[EACH];
 #pragma unroll
-    for (int i = 0; i < EACH; i++) roots[i] = W(__builtin_huge_val());
+    for (int i = 0; i < EACH; i++) roots[i] = W(infinite);
 #pragma unroll 1
     for (int number = 0; number < rows; number++) {
         const int64_t at = start + number * LANES + member * EACH;
@@ -77,7 +78,7 @@ __global__ void __launch_bounds__(THREADS) lamb(
         store<ALIGNED>(mean, at, now);
     }
 
-    double totals[2] = {}, rest[2] = {}, smallest = __builtin_huge_val();
+    double totals[2] = {}, rest[2] = {}, smallest = infinite;
 #pragma unroll 1
     for (int turn = 0; turn < MEMBERS; turn++) {
         if (turn == member) {
@@ -100,8 +101,12 @@ __global__ void __launch_bounds__(THREADS) lamb(
             }
         }
         // Each adds to what those before it have found; the last one has it all.
-        for (double* each : {&totals[0], &totals[1], &rest[0], &rest[1], &smallest})
-            *each = __shfl_sync(0xffffffffu, *each, turn, MEMBERS);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            totals[i] = __shfl_sync(0xffffffffu, totals[i], turn, MEMBERS);
+            rest[i] = __shfl_sync(0xffffffffu, rest[i], turn, MEMBERS);
+        }
+        smallest = __shfl_sync(0xffffffffu, smallest, turn, MEMBERS);
     }
     if (member == 0 && length > 0) {
         found[block] = totals[0] + rest[0];
