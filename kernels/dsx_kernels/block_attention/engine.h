@@ -243,26 +243,39 @@ template <class Operand> struct Engine {
         }
     }
 
-    // Scores to weights under the largest score so far, and what sums under the one before are to be multiplied by.
+    // Scores to weights under the largest score so far, and what sums under the one before are to be multiplied by. A
+    // tile's rows together: one row waits for its largest score, and for its sum.
     template <bool DROP> static void weigh(const Problem& p, const Workspace& w, const Block& b) {
-        for (int64_t r = 0; r < w.block; r++) {
-            const int64_t from = b.spans.tile_begin[r / ROWS] / LANES * LANES, to = upper(b.spans.tile_end[r / ROWS]);
-            const float *scores = w.scores + r * w.block, *kept = w.kept;
-            Unit* weights = w.weights + r * w.block / PAIR;
-            Lanes high = all(-INFINITE), added = all(0);
-            for (int64_t c = from; c < to; c += LANES) high = larger(high, load(scores + c));
-            const float before = w.most[r], now = std::max(before, largest(high));
-            const Lanes base = all(now == -INFINITE ? 0 : now);
-            if constexpr (DROP) keep(p, b, r, from, to, w.kept);
-            for (int64_t c = from; c < to; c += LANES) {
-                Lanes weight = power_of_two<DEGREE>(load(scores + c) - base);
-                added = added + weight;
-                if constexpr (DROP) weight = weight * load(kept + c);
-                Operand::put_row(weights + c / PAIR, weight);
+        for (int64_t row = 0; row < w.block; row += ROWS) {
+            const int64_t from = b.spans.tile_begin[row / ROWS] / LANES * LANES, to = upper(b.spans.tile_end[row / ROWS]);
+            const float* scores = w.scores + row * w.block;
+            Unit* weights = w.weights + row * w.block / PAIR;
+            Lanes high[ROWS], base[ROWS], added[ROWS];
+#pragma GCC unroll 4
+            for (int64_t r = 0; r < ROWS; r++) high[r] = all(-INFINITE), added[r] = all(0);
+            for (int64_t c = from; c < to; c += LANES)
+#pragma GCC unroll 4
+                for (int64_t r = 0; r < ROWS; r++) high[r] = larger(high[r], load(scores + r * w.block + c));
+#pragma GCC unroll 4
+            for (int64_t r = 0; r < ROWS; r++) {
+                const float before = w.most[row + r], now = std::max(before, largest(high[r]));
+                base[r] = all(now == -INFINITE ? 0 : now);
+                w.fade[row + r] = before == now ? 0 : before - now;
+                w.most[row + r] = now;
             }
-            w.fade[r] = before == now ? 0 : before - now;
-            w.added[r] = sum(added);
-            w.most[r] = now;
+            for (int64_t c = from; c < to; c += LANES)
+#pragma GCC unroll 4
+                for (int64_t r = 0; r < ROWS; r++) {
+                    Lanes weight = power_of_two<DEGREE>(load(scores + r * w.block + c) - base[r]);
+                    added[r] = added[r] + weight;
+                    if constexpr (DROP) {
+                        keep(p, b, row + r, c, c + LANES, w.kept);
+                        weight = weight * load(w.kept + c);
+                    }
+                    Operand::put_row(weights + (r * w.block + c) / PAIR, weight);
+                }
+#pragma GCC unroll 4
+            for (int64_t r = 0; r < ROWS; r++) w.added[row + r] = sum(added[r]);
         }
         for (int64_t r = 0; r < w.block; r += LANES) {
             const Lanes fade = power_of_two<6>(load(w.fade + r));

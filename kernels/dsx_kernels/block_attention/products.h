@@ -39,9 +39,10 @@ struct Pairs {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), __m256i(_mm512_cvtneps_pbh(x)));
     }
     static DSX_INLINE void put_across(Unit* to, int64_t row, int64_t width, Lanes even, Lanes odd) {
-        const __m512i low = _mm512_cvtepu16_epi32(__m256i(_mm512_cvtneps_pbh(even)));
-        const __m512i high = _mm512_cvtepu16_epi32(__m256i(_mm512_cvtneps_pbh(odd)));
-        _mm512_storeu_si512(to + row / 2 * width, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+        static constexpr uint16_t IN_TURN[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+        const __m512i both = __m512i(_mm512_cvtne2ps_pbh(odd, even));
+        _mm512_storeu_si512(to + row / 2 * width, _mm512_permutexvar_epi16(_mm512_loadu_si512(IN_TURN), both));
     }
 };
 #endif
