@@ -3,7 +3,7 @@
     python tests/bench/onebit.py times [--links none,1000,400,200,100,none/1,1000/1,100/1] [--size 25M] [--rounds 8]
     python tests/bench/onebit.py runs [--links 200,80] [--size 25M]
     python tests/bench/onebit.py losses [--steps 3000] [--seeds 0,1,2] [--ways "adamw;onebit_adam"] [--beta2 0.99]
-        [--layers 4] [--width 256]
+        [--lr 2e-3] [--layers 4] [--width 256]
 
 times   bf16 on two ranks, each in a network namespace as on a host of its own, joined by a link of so many Mbit/s each
         way, /1 with 1 ms of latency more; by partition.py, so systems take turns. The variance is frozen after the
@@ -130,7 +130,7 @@ def losses(choices: argparse.Namespace) -> None:
         ended: dict[str, float] = {}
         for name in choices.ways.split(";") if choices.ways else WAYS:
             way = WAYS[name]
-            options = {"lr": 2e-3, **way.options(choices.steps)}
+            options = {"lr": choices.lr, **way.options(choices.steps)}
             ended[name], frozen = _train(choices, int(seed), way.rule, options)
             base = ended.get(way.against)
             more = f"{100 * (ended[name] / base - 1):+.2f} % of {way.against}" if base and name != way.against else ""
@@ -218,6 +218,7 @@ def main() -> None:
     of_losses.add_argument("--seeds", default="0,1,2")
     of_losses.add_argument("--ways", help=f"separated by ;, of {'; '.join(WAYS)}")
     of_losses.add_argument("--beta2", type=float, default=0.99)
+    of_losses.add_argument("--lr", type=float, default=2e-3, help="of all but lamb")
     of_losses.add_argument("--layers", type=int, default=4)
     of_losses.add_argument("--width", type=int, default=256)
     choices = parser.parse_args()
