@@ -10,7 +10,8 @@ times   bf16 on two ranks, each in a network namespace as on a host of its own, 
         first update: all that is timed is compressed. Of `zero_one_adam` an update with an exchange and one between
         two of them are timed apart: with one in H updates a mean update takes (first + (H - 1) second) / H. "R" is
         what the all-reduce adds to a step without a limit, over that step; "formula" (1 + R) / (1 + R / 16 + 0.1) of
-        it. Times are ratios to the all-reduce after backward in the same run
+        it. Times are ratios to the all-reduce after backward in the same run, and to the same optimizer and layout
+        without compression
 runs    50 updates of onebit_adam, of which the first 7 come before the freeze (14 %) and are the ordinary, overlapped
         reduction: the time of all of them over that of bf16 AdamW with the all-reduce after backward, on such links
 losses  a GPT on Python's own sources on two ranks: adamw; onebit_adam with a fixed freeze at 14 % and with the
@@ -34,16 +35,24 @@ from typing import Any
 
 BENCH = Path(__file__).parent
 AFTER, ONEBIT = "dsx-after-backward", "dsx-onebit"
-OTHERS = ("dsx-onebit-zero1", "dsx-onebit-lamb", "dsx-onebit-lamb-zero1", "dsx-onebit-01", "dsx-onebit-01-apart")
-SYSTEMS = (AFTER, "dsx-replicated", ONEBIT, *OTHERS)
+PEERS = {
+    ONEBIT: "dsx-replicated",
+    "dsx-onebit-01": "dsx-replicated",
+    "dsx-onebit-01-apart": "dsx-replicated",
+    "dsx-onebit-zero1": "dsx-zero1",
+    "dsx-onebit-lamb": "dsx-lamb",
+    "dsx-onebit-lamb-zero1": "dsx-lamb-zero1",
+}
+"""The same training in bf16, overlapped."""
+SYSTEMS = (AFTER, *dict.fromkeys(PEERS.values()), *PEERS)
 RUN, UPDATES, WARM_UP = "dsx-onebit-run", 50, 7
 """A system that freezes its variance after so many of the steps that are measured."""
 
 
 def times(choices: argparse.Namespace) -> None:
     """A table with a row for each link and system."""
-    print("| link, Mbit/s / ms | system | time / after backward | sent MB a rank | R | formula |")
-    print("|---|---|---|---|---|---|")
+    print("| link, Mbit/s / ms | system | time / after backward | / its own in bf16 | sent MB a rank | R | formula |")
+    print("|---|---|---|---|---|---|---|")
     free: float | None = None
     for link in choices.links.split(","):
         mbit, _, latency = link.partition("/")
@@ -54,11 +63,17 @@ def times(choices: argparse.Namespace) -> None:
         free = walls[AFTER] if free is None else free
         ratio = max(0.0, walls[AFTER] / free - 1)
         for name in SYSTEMS:
-            shares = [one / other for one, other in zip(found[name]["wall"], found[AFTER]["wall"], strict=True)]
+            shares = _shares(found, name, AFTER)
+            own = f"{_shares(found, name, PEERS[name]):.2f}" if name in PEERS else ""
             sent = [count / 1e6 for count in found[name]["sent"] if count is not None]
-            cells = [link, name, f"{statistics.median(shares):.2f}", f"{statistics.mean(sent):.2f}" if sent else "-"]
+            cells = [link, name, f"{shares:.2f}", own, f"{statistics.mean(sent):.2f}" if sent else "-"]
             cells += [f"{ratio:.2f}", f"{formula(ratio):.2f}"] if name == ONEBIT else ["", ""]
             print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def _shares(found: dict[str, Any], name: str, other: str) -> float:
+    """Median over the rounds of a system's time over another's."""
+    return statistics.median(a / b for a, b in zip(found[name]["wall"], found[other]["wall"], strict=True))
 
 
 def formula(ratio: float) -> float:

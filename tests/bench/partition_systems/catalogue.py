@@ -58,6 +58,8 @@ SYSTEMS = {
     **{f"dsx-{layout}-disk": _dsx(layout, offload="nvme") for layout in ("zero1", "zero2", "zero3")},
     "dsx-after-backward": _dsx_rule("adamw", overlapped=False),
     "dsx-onebit": _dsx_rule("onebit_adam", freeze=1),
+    "dsx-lamb": _dsx_rule("onebit_lamb", freeze=1 << 30),
+    "dsx-lamb-zero1": _dsx_rule("onebit_lamb", "zero1", freeze=1 << 30),
     "dsx-onebit-run": _dsx_rule("onebit_adam", freeze=15),  # after 7 rounds, of two steps each after the first step
     "dsx-onebit-zero1": _dsx_rule("onebit_adam", "zero1", freeze=1),
     "dsx-onebit-lamb": _dsx_rule("onebit_lamb", freeze=1),
@@ -65,7 +67,9 @@ SYSTEMS = {
     "dsx-onebit-01": _dsx_rule("zero_one_adam", freeze=1, local_limit=1),
     "dsx-onebit-01-apart": _dsx_rule("zero_one_adam", freeze=1, local_scale=1, local_limit=1 << 20),
 }
-UNASKED = [name for name in SYSTEMS if name.endswith(("-host", "-disk", "-backward")) or "onebit" in name]
+UNASKED = [
+    name for name in SYSTEMS if name.endswith(("-host", "-disk", "-backward")) or "onebit" in name or "lamb" in name
+]
 """Those that are other trainings, or slower for what they save: measured when they are named."""
 
 LABELS = {
@@ -91,6 +95,8 @@ LABELS = {
     "dsx-zero3-disk": "dsx zero3, states in files",
     "dsx-after-backward": "dsx replicated, reduced after backward",
     "dsx-onebit": "dsx onebit_adam",
+    "dsx-lamb": "dsx LAMB",
+    "dsx-lamb-zero1": "dsx LAMB, zero1",
     "dsx-onebit-run": "dsx onebit_adam, frozen after 15 steps",
     "dsx-onebit-zero1": "dsx onebit_adam, zero1",
     "dsx-onebit-lamb": "dsx onebit_lamb",
