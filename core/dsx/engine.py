@@ -55,6 +55,7 @@ class Engine:
         self._overlap_publish = overlap_publish
         self.steps = self.skips = self._micro = 0
         self.counts = [0] * len(program.parameters)
+        self._used: Sequence[bool] = (True,) * len(program.parameters)  # in the last update
         self.words: dict[str, Callable[[], float]] = {}
         self._weights: list[float] = []
         self._micro_weight: float | None = None
@@ -94,10 +95,22 @@ class Engine:
     def _pass(self, backward: Callable[[], object]) -> None:
         layout, rule = self.program.layout, self.program.rule
         self._begun = True
+        self._expect()
         with self.program.connection.backward(), explained(), self.program.dtypes.backward():
             layout.begin_backward(self._micro + 1 == self.accumulation, rule.scope(self.steps + 1), self._sync)
             backward()
             layout.end_backward()
+
+    def _expect(self) -> None:
+        """Tell the stepper of the update that is likely to follow this backward."""
+        weight = (math.fsum(self._weights) + (self._micro_weight or 0.0)) / self.accumulation
+        scope = self.program.rule.scope(self.steps + 1)
+        if self._micro + 1 < self.accumulation or not self._sync or scope == "local" or not weight:
+            return
+        counts = tuple(count + used for count, used in zip(self.counts, self._used, strict=True))
+        hypers = self.program.schedule.at(self.steps + 1, self.program.hypers)
+        multiplier = 1.0 / self.program.scaler.value / weight
+        self.program.stepper.expect(Job(hypers, multiplier, self._used, counts, self.steps + 1))
 
     @contextmanager
     def accumulate(self, *, sync: bool = False) -> Iterator[None]:
@@ -160,7 +173,7 @@ class Engine:
         weight = outcome.weight / (program.transport.world * self.accumulation)
         self._micro, self._weights, self._loss, self._begun = 0, [], None, False
         if weight == 0:
-            program.layout.reset()
+            self._forget()
             raise DsxError(
                 "step() without a backward on any rank",
                 remedy="call engine.backward(loss) before it, with a weight above 0",
@@ -212,18 +225,23 @@ class Engine:
         try:
             self.program.scaler.update(False)
         finally:
-            self.program.layout.reset()
+            self._forget()
 
     def _refuse_frozen(self, used: Sequence[bool]) -> None:
         try:
             self.program.watch.unused(used)
         except DsxError:
-            self.program.layout.reset()
+            self._forget()
             raise
+
+    def _forget(self) -> None:
+        self.program.stepper.forget()
+        self.program.layout.reset()
 
     def _start(self, outcome: Outcome, multiplier: float) -> Mapping[str, Hyper]:
         program = self.program
         self.steps += 1
+        self._used = tuple(outcome.used)
         self.counts = [count + used for count, used in zip(self.counts, outcome.used, strict=True)]
         program.rule.decided(outcome.ballot)
         hypers = program.schedule.at(self.steps, program.hypers)

@@ -21,7 +21,7 @@ from dsx.roles import BUILD_ORDER, ROLES, SECTIONS
 NULL_OFFERS: Mapping[str, frozenset[str]] = {
     "rule": frozenset({"rule.silent", "rule.elementwise"}),
     "transport": frozenset({"transport.exact"}),
-    "layout": frozenset({"gradients.local", "optimizer.whole", "parameter.whole"}),
+    "layout": frozenset({"gradients.early", "gradients.local", "optimizer.whole", "parameter.whole"}),
 }
 """What core's own parts offer."""
 

@@ -62,6 +62,23 @@ class Router(Store):
         for tier, names in self._by_tier(key, [*dirty, *clean]):
             tier.put(key, [n for n in names if n in dirty], [n for n in names if n in clean])
 
+    def alternate(self, key: str, names: Sequence[str]) -> bool:
+        homes = self._by_tier(key, names)
+        able = all(tier.alternates for tier, _ in homes)
+        return able and all(tier.alternate(key, own) for tier, own in homes)
+
+    def aside(self, key: str, names: Sequence[str]) -> None:
+        for tier, own in self._by_tier(key, names):
+            tier.aside(key, own)
+
+    def keep(self, key: str, names: Sequence[str]) -> None:
+        for tier, own in self._by_tier(key, names):
+            tier.keep(key, own)
+
+    def forget(self, key: str, names: Sequence[str]) -> None:
+        for tier, own in self._by_tier(key, names):
+            tier.forget(key, own)
+
     def drain(self) -> None:
         for tier in self._tiers:
             tier.drain()

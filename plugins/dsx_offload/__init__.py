@@ -6,5 +6,5 @@ host.py             memory of the host
 buffers.py          memory for what is on its way to or from files
 extents.py          where states lie in files
 disk.py             files
-cpu_offload.py, nvme_offload.py, delayed_update.py   the plugins
+cpu_offload.py, nvme_offload.py, delayed_update.py, early_update.py   the plugins
 """

@@ -22,6 +22,9 @@ WINDOW = 32 << 20
 milliseconds of a disk's work. No more than all states have: those of one update."""
 
 
+SECOND = "second values"
+"""What they are called in plans."""
+
 LUMP = 64 << 20
 """Bytes of files for states that nobody has announced."""
 
@@ -51,6 +54,7 @@ class FileTier(Tier):
     """
 
     place = "disk"
+    alternates = True
 
     def __init__(
         self,
@@ -69,6 +73,8 @@ class FileTier(Tier):
         self._files: list[Files] = []
         self._end = self._size = 0
         self._extents: dict[Place, Extent] = {}
+        self._second: dict[Place, Extent] = {}
+        self._aside: set[Place] = set()
         self._buffers = Buffers(2 * WINDOW, device)
         self._coming: dict[Place, list[Held]] = {}
         self._borrowed: dict[Place, list[Held]] = {}
@@ -97,20 +103,22 @@ class FileTier(Tier):
 
     def create(self, key: str, name: str, tensor: Tensor) -> None:
         kind = Kind(tensor.numel(), tensor.dtype)
-        size = blocks(kind.bytes)
-        start = -(-self._end // PIECE) * PIECE if size >= PIECE else self._end  # else it would be cut once more
-        if not self._paper and start + size > self._size:  # made after set-up
-            self.reserve(max(size, LUMP))
-            start = 0
-        extent = Extent(self._files[-1] if self._files else None, start, kind)
-        self._end = start + size
-        self._window = min(WINDOW, self._window + size)
-        self._extents[key, name] = extent
+        self._extents[key, name] = extent = self._place(kind)
+        self._window = min(WINDOW, self._window + blocks(kind.bytes))
         if extent.files is not None:
             each = max(1, WINDOW // kind.dtype.itemsize)
             for start in range(0, kind.size, each):
                 part = tensor[start : start + each].cpu().contiguous()
                 extent.files.write(extent.offset + start * kind.dtype.itemsize, part).wait()
+
+    def _place(self, kind: Kind) -> Extent:
+        size = blocks(kind.bytes)
+        start = -(-self._end // PIECE) * PIECE if size >= PIECE else self._end  # else it would be cut once more
+        if not self._paper and start + size > self._size:  # made after set-up
+            self.reserve(max(size, LUMP))
+            start = 0
+        self._end = start + size
+        return Extent(self._files[-1] if self._files else None, start, kind)
 
     def names(self, key: str) -> Sequence[str]:
         return [name for owner, name in self._extents if owner == key]
@@ -167,9 +175,33 @@ class FileTier(Tier):
         with self._lock:
             changed = [(name, held) for name in dirty for held in self._borrowed.pop((key, name), ())]
             for name, held in changed:
-                self._drop_old((key, name), held.region)
+                if (key, name) in self._aside:
+                    held.region = held.region.within(self._second[key, name])
+                else:
+                    self._drop_old((key, name), held.region)
                 self._start_writing(held)
         self._finish_writing(self._window)
+
+    # ---- second values
+
+    def alternate(self, key: str, names: Sequence[str]) -> bool:
+        for name in names:
+            self._second[key, name] = self._place(self.kind(key, name))
+        return True
+
+    def aside(self, key: str, names: Sequence[str]) -> None:
+        self._wait_for_writes(self._second[key, name].region(None) for name in names)  # of one that was forgotten
+        self._aside.update((key, name) for name in names)
+
+    def keep(self, key: str, names: Sequence[str]) -> None:
+        with self._lock:
+            for place in ((key, name) for name in names):
+                self._drop_old(place, self._extents[place].region(None))
+                self._extents[place], self._second[place] = self._second[place], self._extents[place]
+                self._aside.discard(place)
+
+    def forget(self, key: str, names: Sequence[str]) -> None:
+        self._aside.difference_update((key, name) for name in names)
 
     def drain(self) -> None:
         self._finish_writing(0)
@@ -182,6 +214,7 @@ class FileTier(Tier):
                 files.close()
             self._files.clear()
             self._extents.clear()
+            self._second.clear()
             self._coming.clear()
             self._buffers.clear()
 
@@ -189,6 +222,8 @@ class FileTier(Tier):
         held: dict[str, int] = {}
         for (_, name), extent in self._extents.items():
             held[name] = held.get(name, 0) + extent.kind.bytes
+        if second := sum(extent.kind.bytes for extent in self._second.values()):
+            held[SECOND] = second
         return held
 
     def buffers(self) -> int:

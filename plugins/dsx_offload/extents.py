@@ -55,6 +55,12 @@ class Region:
         width, end = self.extent.kind.dtype.itemsize, self.extent.kind.size
         return self.low < self.start * width or (self.stop < end and self.stop * width < self.high)
 
+    def within(self, other: Extent) -> Region:
+        """The same part of another extent; none that shares a block with other parts, which on paper it may."""
+        if self.ragged and other.files is not None:
+            raise ValueError("a second value is written by whole blocks")
+        return Region(other, self.start, self.stop, self.low, self.high)
+
     def overlaps(self, other: Region) -> bool:
         """Whether they share a block."""
         return self.extent is other.extent and self.low < other.high and other.low < self.high

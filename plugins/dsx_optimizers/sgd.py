@@ -134,7 +134,7 @@ descriptor = Descriptor(
     section="optimize",
     contract=1,
     options=Options,
-    fills={"rule": Fill(offers={"rule.silent", "rule.elementwise"})},
+    fills={"rule": Fill(offers={"rule.silent", "rule.elementwise", "rule.pieces"})},
     summary="stochastic gradient descent, in one pass over memory",
 )
 

@@ -8,8 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from dsx.contracts import Ballot, Bucket, Flat, Handle, Reductions, Scope, Shard, Span, fill_buckets
+from dsx.contracts import Ballot, Bucket, Flat, Handle, Reductions, Scope, Shard, Span, Watcher, fill_buckets
 from dsx.plugin import Context
+
+FLIGHT = 2
+"""Reductions under way at once, where they are waited for during backward."""
 
 
 class Gradients(ABC):
@@ -20,10 +23,13 @@ class Gradients(ABC):
     """Whether reductions must not be waited for before the backward is over: ranks that reach parameters in different
     orders, or not at all, could each wait for what another has not come to."""
 
+    watcher: Watcher | None = None
+    """Who wants to know when a gradient is final."""
+
     def __init__(self, ctx: Context, shards: Sequence[Shard]) -> None:
         self._transport, self._store, self._guard = ctx.transport, ctx.store, ctx.guard
         self._rank, self._world, self._device = ctx.plan.rank, ctx.plan.world, ctx.plan.device
-        self._shards = shards
+        self._shards, self._by_key = shards, {shard.key: shard for shard in shards}
         flats = [shard.flat for shard in shards]
         buckets = fill_buckets(flats, ctx.dtypes, ctx.plan.accumulation, 0, self._buffer)
         self.reductions = Reductions(self._transport, buckets, self._send, self._repair)
@@ -90,7 +96,16 @@ class Gradients(ABC):
         each = size // self._world
         return slice(self._rank * each, (self._rank + 1) * each)
 
+    def _final(self, bucket: Bucket) -> None:
+        if self.watcher is not None:
+            self.watcher.final(self._by_key[bucket.slots[0].flat.key])
+
+    def _revoked(self, bucket: Bucket) -> None:
+        if self.watcher is not None:
+            self.watcher.revoked(self._by_key[bucket.slots[0].flat.key])
+
     def _repair(self, bucket: Bucket, extra: Tensor | None) -> None:
+        self._revoked(bucket)
         late = torch.zeros(bucket.size, dtype=bucket.dtype, device=self._device) if extra is None else extra
         part, handle = self._reduce(late)
         handle.wait()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor, nn
 
-from dsx.contracts import Ballot, Flat, Layout, Scope, Shard, Span, State, Unit, logical_state
+from dsx.contracts import Ballot, Flat, Layout, Scope, Shard, Span, State, Unit, Watcher, logical_state
 from dsx.plugin import Context
 from dsx_zero.gradients import Gradients
 
@@ -35,6 +35,9 @@ class Sharded(Layout):
 
     def end_backward(self) -> None:
         self.gradients.end()
+
+    def watch(self, watcher: Watcher) -> None:
+        self.gradients.watcher = watcher
 
     def finish(self) -> Ballot:
         return self.gradients.finish()

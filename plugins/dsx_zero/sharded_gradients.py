@@ -10,13 +10,10 @@ from torch import Tensor
 
 from dsx.contracts import Ballot, Bucket, Event, Flat, Handle, Scope, Shard, Side, Span, comes_back
 from dsx.plugin import Context
-from dsx_zero.gradients import Gradients
+from dsx_zero.gradients import FLIGHT, Gradients
 
 Flying = tuple[Bucket, Handle, Callable[[], object]]
 """A bucket, its reduction, and what is done when that is there."""
-
-FLIGHT = 2
-"""Reductions under way at once: their whole buffers are what is held beside the shards."""
 
 
 class ShardedGradients(Gradients):
@@ -54,11 +51,15 @@ class ShardedGradients(Gradients):
         return buffer
 
     def _send(self, bucket: Bucket) -> None:
+        self._revoked(bucket)
+        self._take_back(self._key(bucket))
         with self._side.beside():
             while len(self._flight) >= FLIGHT and not self.patient:
                 self._land()
             first = self._key(bucket) not in self._filled
             self._flight.append(self._first(bucket) if first else self._another(bucket))
+            if self._world == 1 and self.watcher is not None:
+                self._land()
 
     def _first(self, bucket: Bucket) -> Flying:
         """The first average of a window goes straight to where it rests."""
@@ -87,6 +88,8 @@ class ShardedGradients(Gradients):
         if buffer is not None:
             free = self._pool.setdefault((bucket.size, bucket.dtype), deque())
             free.append((buffer, self._side.mark()))
+        if self._boundary:
+            self._final(bucket)
 
     def _add(self, bucket: Bucket, part: Tensor) -> None:
         key = self._key(bucket)
@@ -141,15 +144,18 @@ class ShardedGradients(Gradients):
         return self._squares[shard.key]
 
     def of(self, shard: Shard, span: Span | None = None) -> Tensor:
-        if shard.key in self._lent:
-            self._store.put(shard.key, clean=["grad"])
+        self._take_back(shard.key)
         self._lent.add(shard.key)
         return self._store.fetch(shard.key, ["grad"], span=span)["grad"]
 
-    def _give_back(self) -> None:
-        for key in self._lent:
+    def _take_back(self, key: str) -> None:
+        if key in self._lent:
+            self._lent.remove(key)
             self._store.put(key, clean=["grad"])
-        self._lent.clear()
+
+    def _give_back(self) -> None:
+        for key in list(self._lent):
+            self._take_back(key)
 
     def bytes(self) -> Mapping[str, int]:
         pooled = sum(buffer.numel() * buffer.element_size() for free in self._pool.values() for buffer, _ in free)

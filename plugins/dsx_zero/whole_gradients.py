@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from dsx.contracts import Ballot, Bucket, Handle, Scope, Shard, Span
 from dsx.plugin import Context
-from dsx_zero.gradients import Gradients
+from dsx_zero.gradients import FLIGHT, Gradients
 
 
 class WholeGradients(Gradients):
@@ -16,7 +17,7 @@ class WholeGradients(Gradients):
 
     def __init__(self, ctx: Context, shards: Sequence[Shard]) -> None:
         super().__init__(ctx, shards)
-        self._handles: list[Handle] = []
+        self._handles: deque[tuple[Bucket, Handle]] = deque()
         self._sending = False
 
     def _buffer(self, bucket: Bucket) -> Tensor:
@@ -24,7 +25,16 @@ class WholeGradients(Gradients):
 
     def _send(self, bucket: Bucket) -> None:
         _, handle = self._reduce(bucket.complete())
-        self._handles.append(handle)
+        self._handles.append((bucket, handle))
+        if self.watcher is not None:
+            self._land(FLIGHT if self._world > 1 else 0)
+
+    def _land(self, left: int) -> None:
+        """Wait for reductions, the oldest first, until so many are under way."""
+        while len(self._handles) > left:
+            bucket, handle = self._handles.popleft()
+            handle.wait()
+            self._final(bucket)
 
     def _add(self, bucket: Bucket, part: Tensor) -> None:
         bucket.memory()[self._own(bucket.size)].add_(part)
@@ -36,15 +46,15 @@ class WholeGradients(Gradients):
     def end(self) -> None:
         if self._sending:
             self.reductions.flush()
+            if self.watcher is not None:
+                self._land(0)
 
     def finish(self) -> Ballot:
         if self._scope == "local":
             return self._local_ballot()
         self.reductions.flush()
         self.reductions.mend()
-        for handle in self._handles:
-            handle.wait()
-        self._handles.clear()
+        self._land(0)
         self.reductions.share_order(self._device)
         return self._ballot(self._guard.squares(self.of(shard)) for shard in self._shards)
 

@@ -12,7 +12,7 @@ descriptor = Descriptor(
     section="partition",
     contract=1,
     options=Options,
-    fills={"layout": Fill(offers={"gradients.local", "parameter.whole"})},
+    fills={"layout": Fill(offers={"gradients.early", "gradients.local", "parameter.whole"})},
     summary="ZeRO stage 1: optimizer states sharded",
 )
 

@@ -12,7 +12,7 @@ descriptor = Descriptor(
     section="partition",
     contract=1,
     options=Options,
-    fills={"layout": Fill(offers={"parameter.whole"})},
+    fills={"layout": Fill(offers={"gradients.early", "parameter.whole"})},
     summary="ZeRO stage 2: optimizer states and gradients sharded",
 )
 

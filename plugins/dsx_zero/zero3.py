@@ -12,7 +12,7 @@ descriptor = Descriptor(
     section="partition",
     contract=1,
     options=GatherOptions,
-    fills={"layout": Fill(offers={"parameter.sharded"})},
+    fills={"layout": Fill(offers={"gradients.early", "parameter.sharded"})},
     summary="ZeRO stage 3: parameters, gradients and optimizer states sharded",
 )
 

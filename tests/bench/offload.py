@@ -2,13 +2,14 @@
 
     python tests/bench/offload.py [--size 25M] [--rounds 12] [--path FOLDER] [--threads 1] [--layout zero1]
 
-One process trains the same GPT in bf16 with AdamW in several engines, in turns: with states in memory, in files, and
-both with `delayed_update`. In each turn the same bytes go through the file engine alone, both ways at once.
+One process trains the same GPT in bf16 with AdamW in several engines, in turns: with states in memory, in files, in
+files with `early_update`, and in both with `delayed_update`. In each turn the same bytes go through the file engine
+alone, both ways at once.
 
 forward, backward   until the gradients are there
 update              from there until every state has been updated and is back in its file
 bound               the larger of the update in memory and of the file engine alone
-hidden              how much shorter a step is with `delayed_update`, of the update without it
+hidden              how much shorter a step is with `delayed_update`, of the update without it; or with `early_update`
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from dsx_kernels.aio import Files, aligned
 PIECE, DEEP = 4 << 20, 8
 """Bytes of a transfer, and how many are under way each way."""
 
-KINDS = ("memory", "files", "memory, delayed", "files, delayed")
+KINDS = ("memory", "files", "files, early", "memory, delayed", "files, delayed")
 
 
 class Training:
     """One engine and its times."""
 
     def __init__(self, kind: str, case: Case, layout: str, folder: Path) -> None:
-        files, delayed = kind.startswith("files"), kind.endswith("delayed")
+        files, delayed, early = kind.startswith("files"), kind.endswith("delayed"), kind.endswith("early")
         manifest: dict[str, Any] = {
             "partition": {"use": [layout] + ["nvme_offload"] * files},
             "precision": {"use": ["bf16"]},
-            "optimize": {"use": ["adamw"] + ["delayed_update"] * delayed},
+            "optimize": {"use": ["adamw"] + ["delayed_update"] * delayed + ["early_update"] * early},
         }
         if files:
             manifest["partition"]["nvme_offload"] = {"path": str(folder)}
@@ -142,13 +143,13 @@ def report(size: str, trainings: dict[str, Training], alone: list[float]) -> str
         own = bounds if kind.startswith("files") else memory.update
         update = statistics.median(mine / bound for mine, bound in zip(training.update, own, strict=True))
         steps = [f + u for f, u in zip(training.forward, training.update, strict=True)]
-        base = trainings[kind.removesuffix(", delayed")]
+        base = trainings[kind.partition(", ")[0]]
         plain = [f + u for f, u in zip(base.forward, base.update, strict=True)]
         larger = statistics.median(
             step / max(forward, bound) for step, forward, bound in zip(steps, memory.forward, own, strict=True)
         )
         hidden = statistics.median((one - step) / up for one, step, up in zip(plain, steps, base.update, strict=True))
-        shown = f"{hidden:.2f}" if kind.endswith("delayed") else ""
+        shown = f"{hidden:.2f}" if ", " in kind else ""
         ms = [1e3 * statistics.median(values) for values in (training.forward, training.update, steps)]
         lines.append(f"| {kind} | {ms[0]:.0f} | {ms[1]:.0f} | {ms[2]:.0f} | {update:.2f} | {larger:.2f} | {shown} |")
     lines.append(f"\nupdate in memory {1e3 * compute:.0f} ms")

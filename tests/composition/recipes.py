@@ -40,7 +40,7 @@ class Recipe:
     half       dtype in which the model computes, its masters staying in fp32
     around     its forward
     scales     of the loss in updates 1 to 4
-    beside     plugins without which it is refused, unless another one scales the loss
+    beside     plugins without which it is refused, or others of their kind
     layout     whether it says which rank holds what; plain PyTorch in one process has no such thing
     delayed    number of the first update whose weights arrive an update later; 0: none
     attend     what computes the model's attention; its own tests hold it against explicit masks in float64
@@ -148,6 +148,9 @@ RECIPES: Mapping[str, Recipe] = {
     "cpu_offload": Recipe("partition", {"limit_bytes": 56_000}),
     "nvme_offload": Recipe("partition", {"path": str(FOLDER)}),
     "delayed_update": Recipe("optimize", {"after": 1}, delayed=2, lacks=ONE_BIT),
+    "early_update": Recipe(
+        "optimize", beside=("nvme_offload", "adamw"), lacks=(*ONE_BIT, "torch_optimizer", "delayed_update")
+    ),
     "sliding_window": _pattern("sliding_window", alike=None, window=3),
     "dense": _pattern("dense"),
     "local_blocks": _pattern("local_blocks"),
@@ -178,9 +181,15 @@ RECIPES: Mapping[str, Recipe] = {
 
 def complete(names: Sequence[str]) -> tuple[str, ...]:
     """With what these plugins are refused without."""
-    if any(name in RECIPES and RECIPES[name].scales for name in names):
-        return tuple(names)
-    return (*names, *dict.fromkeys(more for name in names if name in RECIPES for more in RECIPES[name].beside))
+    known = [RECIPES[name] for name in names if name in RECIPES]
+
+    def there(name: str) -> bool:
+        """Whether one of them is of this one's kind."""
+        kinds = [kind for kind in ("optimizer", "scales") if getattr(RECIPES[name], kind)]
+        return name in names or any(getattr(recipe, kind) for kind in kinds for recipe in known)
+
+    wanted = dict.fromkeys(more for recipe in known for more in recipe.beside)
+    return (*names, *(more for more in wanted if not there(more)))
 
 
 def plain(

@@ -80,6 +80,7 @@ def combinations() -> Iterator[tuple[str, ...]]:
     by = {kind: [n for n in APART if n in RECIPES and getattr(RECIPES[n], kind)] for kind in kinds}
     yield from itertools.product(by["layout"], by["half"], by["optimizer"])
     yield from itertools.product(by["layout"], ["cpu_offload", "nvme_offload"], ["bf16", "delayed_update"])
+    yield from itertools.product(by["layout"], ["early_update"], ["bf16", "sgd"])
     yield from itertools.product(by["half"], by["optimizer"], by["rates"])
     yield from itertools.product(by["layout"], by["half"], by["attend"])
     yield "dense", *by["attend"]
@@ -87,7 +88,7 @@ def combinations() -> Iterator[tuple[str, ...]]:
 
 def possible(names: Sequence[str]) -> bool:
     """Whether this installation has what they need."""
-    return HAS_NATIVE or "nvme_offload" not in names
+    return HAS_NATIVE or "nvme_offload" not in complete(names)
 
 
 def together(every: Sequence[Sequence[str]]) -> list[Any]:
@@ -167,7 +168,8 @@ def table(outcomes: dict[tuple[str, ...], Any]) -> str:
         f"Made by a test that trains every pair for {STEPS} updates on {WORLD} ranks, with accumulation, clipping, a",
         "model of odd shapes. `=` is parity with plain PyTorch, every weight within 1e-9 in float64, 1e-6 in 16 bits;",
         "`one` is a refusal before the first step, because both fill a role that takes one, `no` one because one needs",
-        "what the other does not offer. `fp16` has a `static_loss_scale` beside it where no other scale is there.",
+        "what the other does not offer. `fp16` has a `static_loss_scale` beside it where no other scale is there, and",
+        "`early_update` has `nvme_offload`, and `adamw` where no other optimizer is there.",
         "`onebit_adam`, `onebit_lamb` and `zero_one_adam` are in their warm-up here; after it they are equal to the",
         "algorithms of their papers (tests/plugins/test_onebit.py, test_onebit_lamb.py, test_zero_one.py).",
         "`sliding_window` stands for all patterns of attention, which are trained alone as well; `document` is",
@@ -186,6 +188,7 @@ def table(outcomes: dict[tuple[str, ...], Any]) -> str:
     lines += [
         "",
         f"The {triples} triples of layout, precision and optimizer, of layout, tier and precision or delayed update,",
+        "of layout, early update and precision or optimizer,",
         "of precision, optimizer and schedule, and of layout, precision and attention are trained too, with parity or",
         "a refusal as in the table.",
     ]

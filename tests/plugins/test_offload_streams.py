@@ -180,6 +180,37 @@ class Beside:
         pass
 
 
+EARLY = {"use": ["adamw", "early_update"], "clip_norm": 1e9}
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+@pytest.mark.parametrize("stage", STATES)
+def test_an_early_update_has_a_stream_of_its_own(monkeypatch, on_the_heap, tmp_path, stage) -> None:
+    plain = train(None, stage, None, use=["adamw"], clip_norm=1e9)
+    with recorded(monkeypatch) as recorder:
+        monkeypatch.setattr(Beside, "recorder", recorder, raising=False)
+        monkeypatch.setattr("dsx_offload.early_update.ThreadPoolExecutor", Beside)
+        tier = FarPlugin(STATES[stage], "device", partial(Noted, recorder, str(tmp_path)))
+        losses = train(recorder, stage, tier, **EARLY)
+    assert recorder.races == []
+    assert losses == plain
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+@pytest.mark.parametrize(
+    ("wait", "instead"),
+    [("within", lambda self: nullcontext()), ("follow", lambda self: None)],
+)
+def test_or_it_races_with_the_backward(monkeypatch, on_the_heap, tmp_path, wait, instead) -> None:
+    with recorded(monkeypatch) as recorder:
+        monkeypatch.setattr(Beside, "recorder", recorder, raising=False)
+        monkeypatch.setattr("dsx_offload.early_update.ThreadPoolExecutor", Beside)
+        monkeypatch.setattr(streams._DeviceSide, wait, instead)
+        tier = FarPlugin(STATES["zero1"], "device", partial(Noted, recorder, str(tmp_path)))
+        train(recorder, "zero1", tier, **EARLY)
+    assert recorder.races
+
+
 LATE = {"use": ["delayed_update"], "delayed_update": {"after": 1}}
 
 

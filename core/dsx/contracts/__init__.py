@@ -20,7 +20,7 @@ from dsx.contracts.data import (
 )
 from dsx.contracts.dtypes import Dtypes, at_least_fp32
 from dsx.contracts.guard import Guard
-from dsx.contracts.layout import Ballot, Boundary, Layout, Scope
+from dsx.contracts.layout import Ballot, Boundary, Layout, Scope, Watcher
 from dsx.contracts.logical import grid, logical_state
 from dsx.contracts.memory import comes_back, lasting, memory_of, with_values
 from dsx.contracts.observe import Evaluation, Observer, RunInfo
@@ -99,6 +99,7 @@ __all__ = [
     "Unit",
     "ViewRule",
     "Walk",
+    "Watcher",
     "WholeParameters",
     "Wrap",
     "at_least_fp32",

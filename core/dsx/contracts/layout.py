@@ -31,6 +31,17 @@ class Ballot:
     words: Tensor = field(factory=lambda: torch.zeros(0, dtype=torch.float64))
 
 
+class Watcher(Protocol):
+    """Hears, on the engine's thread, when gradients of a window's last backward are there, before the vote."""
+
+    def final(self, shard: Shard) -> None:
+        """`gradient_of` of this shard may be read, from any thread: the vote will be about these numbers, unless they
+        are revoked."""
+
+    def revoked(self, shard: Shard) -> None:
+        """They are about to change after all; ignored for a shard whose gradient was not final."""
+
+
 class Layout(Protocol):
     """What a layout promises, and its base class: boundaries that it does not want do nothing. Core's null part is
     `dsx.defaults.replicated.Replicated`.
@@ -85,6 +96,9 @@ class Layout(Protocol):
 
     def end_backward(self) -> None:
         """The backward is over: issue what is left, zeros for what was unused."""
+
+    def watch(self, watcher: Watcher) -> None:
+        """From now on say when gradients are final, where `gradients.early` is offered; at set-up, once."""
 
     def finish(self) -> Ballot:
         """Wait for the window's final gradients and inspect them."""

@@ -18,8 +18,20 @@ class Stepper(Protocol):
     def settle(self) -> None:
         """Publish what an earlier `start` finished; blocking, on the engine's thread."""
 
+    def expect(self, job: Job) -> None:
+        """The window's last backward begins. This is the update that will follow if the gradients are finite and not
+        clipped, every rank's micro-batches weigh the same, and the parameters that were used are those of last time.
+
+        Called before each backward of the last micro-batch.
+        """
+        return
+
     def start(self, job: Job) -> None:
         """Make the update: each piece is fetched, updated and put back; after a shard's last piece, published."""
+
+    def forget(self) -> None:
+        """The update that was expected is not made; the gradients are about to be reset."""
+        return
 
     def drain(self) -> None:
         """Finish and publish everything, before anything else reads or writes weights."""

@@ -72,6 +72,24 @@ class Store:
         """Give back what is borrowed of these states of `key`; those in `dirty` were changed."""
         raise NotImplementedError
 
+    def alternate(self, key: str, names: Sequence[str]) -> bool:
+        """Take space for a second value of each of these states of `key`. False, and none is taken, where a state rests
+        in a tier that has no second values."""
+        raise NotImplementedError
+
+    def aside(self, key: str, names: Sequence[str]) -> None:
+        """What is put of these states becomes their second value, until `keep` or `forget`; `fetch` brings the first.
+        All of each is to be put once, whole blocks of the tier at a time."""
+        raise NotImplementedError
+
+    def keep(self, key: str, names: Sequence[str]) -> None:
+        """The second values take the place of the first."""
+        raise NotImplementedError
+
+    def forget(self, key: str, names: Sequence[str]) -> None:
+        """The first values stay what they are."""
+        raise NotImplementedError
+
     def drain(self) -> None:
         """Wait until everything that was put is at rest."""
         raise NotImplementedError
@@ -90,6 +108,8 @@ class Tier(Store):
     """
 
     place: str = "device"
+    alternates: bool = False
+    """Whether its states may have second values."""
 
     def __init__(self) -> None:
         self._tensors: dict[tuple[str, str], Tensor] = {}

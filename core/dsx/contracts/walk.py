@@ -72,6 +72,8 @@ class Walk:
         target: Target | None = None,
         gradient: Callable[[Part], Tensor] | None = None,
         partial: bool = False,
+        shards: Sequence[Shard] | None = None,
+        following: Sequence[Shard] = (),
     ) -> None:
         """Give every piece to `call`, with its states; `done` follows the last piece of a shard.
 
@@ -82,13 +84,16 @@ class Walk:
                   master; the store's is not touched then. None: where the layout wants it
         gradient  None: the layout's
         partial   whether `call` may leave some of a parameter as it is: then it is read even if there is a master
+        shards    those to walk; None: all
+        following others, of which a later sweep will begin with the first: what it needs may be brought near already
         """
         apart = {name for name, given in (("param", target), ("grad", gradient)) if given is not None}
         gradient, place = gradient or self._gradient, target or self._target
-        parts, near, reach = self.parts, 0, 0
+        mine = self.parts if shards is None else self._of(shards)
+        parts, near, reach = [*mine, *self._of(following)], 0, 0
         paused = Paused()
         coming: Mapping[str, Copy] = {}
-        for number, part in enumerate(parts):
+        for number, part in enumerate(mine):
             reach = max(0, reach - len(part.piece))
             near = max(near, number + 1)
             while near < len(parts) and (near == number + 1 or reach < self._reach):
@@ -99,13 +104,27 @@ class Walk:
             states = self._fetch(part, names, place(part), partial)
             states["grad"] = coming["grad"].source if coming else gradient(part)
             with self._crossing.together(states, coming) as there:
-                crosses = there is not states and device_of(there).type == "cpu" and number + 1 < len(parts)
+                crosses = there is not states and device_of(there).type == "cpu" and number + 1 < len(mine)
                 coming = self._start(parts[number + 1], gradient, place) if crosses else {}
                 rest = iter(call(part.piece, there) or ())
                 if self._reach or there is not states:  # these make room for the next piece's
                     deque(rest, maxlen=0)
             paused.add(rest, functools.partial(self._over, part, names, done))
         paused.finish()
+
+    def parts_of(self, shard: Shard) -> Sequence[Part]:
+        """The pieces of one shard."""
+        return self._by_shard[shard]
+
+    def _of(self, shards: Sequence[Shard]) -> list[Part]:
+        return [part for shard in shards for part in self.parts_of(shard)]
+
+    @cached_property
+    def _by_shard(self) -> Mapping[Shard, Sequence[Part]]:
+        found: dict[Shard, list[Part]] = {}
+        for part in self.parts:
+            found.setdefault(part.piece.shard, []).append(part)
+        return found
 
     def _over(self, part: Part, names: Sequence[str], done: Callable[[Shard], None]) -> None:
         self._store.put(part.piece.shard.key, dirty=names)

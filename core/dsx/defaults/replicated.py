@@ -19,6 +19,7 @@ from dsx.contracts import (
     Span,
     State,
     Unit,
+    Watcher,
     WholeParameters,
     fill_buckets,
     logical_state,
@@ -28,6 +29,10 @@ from dsx.plugin import Context
 BUCKET_BYTES = 25 << 20
 """As DistributedDataParallel's. Smaller units join until they are half as large: a bucket is sent when it is full, so
 what is in it may as well be updated, and by a rule that communicates exchanged, in few large flats."""
+
+
+FLIGHT = 2
+"""Reductions that may be under way when the next begins, where somebody waits for the first."""
 
 
 class Replicated(WholeParameters):
@@ -49,6 +54,12 @@ class Replicated(WholeParameters):
         self._handles: dict[Bucket, Handle] = {}
         self._squares: dict[Bucket, Tensor] = {}
         self._scope: Scope = "mean"
+        self._sending = False
+        self._watcher: Watcher | None = None
+        self._by_key = {shard.key: shard for shard in self.shards}
+
+    def watch(self, watcher: Watcher) -> None:
+        self._watcher = watcher
 
     def _buffer(self, bucket: Bucket) -> Tensor:
         return self._transport.allocate(bucket.size, bucket.dtype, self._device)
@@ -64,8 +75,21 @@ class Replicated(WholeParameters):
     def _send(self, bucket: Bucket) -> None:
         buffer = bucket.complete()
         self._handles[bucket] = self._transport.all_reduce(buffer, "mean", channel="reduce", purpose="reduce")
+        if self._watcher is not None:
+            self._land(self._watcher, FLIGHT if self._world > 1 else 0)
+
+    def _land(self, watcher: Watcher, left: int) -> None:
+        """Wait for reductions, the oldest first, until so many are under way, and say whose gradients are final."""
+        while len(self._handles) > left:
+            bucket = next(iter(self._handles))
+            self._handles.pop(bucket).wait()
+            for slot in bucket.slots:
+                watcher.final(self._by_key[slot.flat.key])
 
     def _repair(self, bucket: Bucket, extra: Tensor | None) -> None:
+        if self._watcher is not None:
+            for slot in bucket.slots:
+                self._watcher.revoked(self._by_key[slot.flat.key])
         late = torch.zeros_like(bucket.memory()) if extra is None else extra
         self._transport.all_reduce(late, "mean", channel="reduce", purpose="reduce").wait()
         bucket.memory().add_(late)
@@ -74,12 +98,16 @@ class Replicated(WholeParameters):
     def end_backward(self) -> None:
         if self._sending:
             self._reductions.flush()
+            if self._watcher is not None:
+                self._land(self._watcher, 0)
 
     def finish(self) -> Ballot:
         reductions = self._reductions
         if self._scope == "mean":
             reductions.flush()
             reductions.mend()
+            if self._watcher is not None:
+                self._land(self._watcher, 0)
             for handle in self._handles.values():  # in the order of issue
                 handle.wait()
             self._handles.clear()
