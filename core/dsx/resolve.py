@@ -143,7 +143,11 @@ def _refuse_missing(resolved: Resolved) -> None:
 
 
 def _missing(resolved: Resolved, role: str, filler: Filler, need: Need) -> CapabilityMissing:
-    remedy = "add a plugin that offers it"
+    remedy, owner = "add a plugin that offers it", need.capability.partition(".")[0]
+    if owner in ROLES:
+        fillers = resolved.fillers.get(owner, ())
+        having = ", ".join(f"'{other.plugin.name}'" for other in fillers) or f"core's own {owner}"
+        remedy = f"{having} does not offer it: choose another plugin for the role {owner} that does"
     for other, offers in NULL_OFFERS.items():
         if need.capability in offers and (displaced := resolved.fillers.get(other)):
             names = ", ".join(f"'{instead.plugin.name}'" for instead in displaced)

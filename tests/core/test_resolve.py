@@ -55,7 +55,7 @@ def test_need_that_nothing_offers_is_named_with_its_reason(monkeypatch: pytest.M
     text = refused(CapabilityMissing, '[optimize]\nuse = ["needy"]\n', tmp_path)
     assert "'needy' needs 'moon.phase', which nothing in this run offers: rates follow the tides" in text
     assert f"{tmp_path / 'run.toml'}:2" in text
-    assert "offered in this run: gradients.local, optimizer.whole, parameter.whole" in text
+    assert "offered in this run: gradients.early, gradients.local, optimizer.whole, parameter.whole" in text
     assert "add a plugin that offers it" in text
 
 

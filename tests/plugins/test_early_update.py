@@ -148,13 +148,21 @@ def unusual(engine: dsx.Engine) -> list[Any]:
         dict(engine.model.named_parameters())["embedding.weight"].mul_(0.5)
     engine.backward(engine(*batch(9)))
     note()
+    with torch.no_grad():  # by weights that are perhaps still on their way
+        found.append(engine(*batch(10)).item())
+    out = engine(*batch(11))
+    with torch.no_grad(), engine.gathered(["embedding.weight"]):  # in the middle of a forward, as it were
+        found.append(dict(engine.model.named_parameters())["embedding.weight"].sum().item())
+    engine.backward(out)
+    note()
     return found
 
 
-def both_unusual(layout: str, folder: str, half: bool) -> tuple[bool, list[str]]:
+def both_unusual(layout: str, folder: str, half: bool, overlap: bool) -> tuple[bool, list[str]]:
     found, held = [], []
     for early in (False, True):
-        engine = prepare(layout, folder, early, STATES[layout][-1], precision={"use": ["bf16"] if half else []})
+        precision, run = {"use": ["bf16"] if half else []}, {"overlap_publish": overlap}
+        engine = prepare(layout, folder, early, STATES[layout][-1], precision=precision, run=run)
         found.append(unusual(engine))
         held.append(everything(engine))
         engine.close()
@@ -162,9 +170,11 @@ def both_unusual(layout: str, folder: str, half: bool) -> tuple[bool, list[str]]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("world", "half"), [(1, False), (2, True), (2, False)])
-def test_what_was_not_expected_is_done_as_usual(ranks, tmp_path, layout, world, half) -> None:
-    assert ranks.run(both_unusual, layout, str(tmp_path), half, world=world, timeout=300) == [(True, [])] * world
+@pytest.mark.parametrize(("world", "half", "overlap"), [(1, False, True), (2, True, False), (2, False, True)])
+def test_what_was_not_expected_is_done_as_usual(ranks, tmp_path, layout, world, half, overlap) -> None:
+    assert (
+        ranks.run(both_unusual, layout, str(tmp_path), half, overlap, world=world, timeout=300) == [(True, [])] * world
+    )
 
 
 def test_a_loss_scale_is_expected_to_stay(tmp_path) -> None:
