@@ -205,46 +205,51 @@ class ZeroOneAdam(Rule):
     def _local(self, piece: Piece, states: Mapping[str, Tensor], job: Job) -> Iterator[None]:
         """This rank moves by itself. The decay is taken off the weights that all have in common."""
         flat, mean, moved, master = piece.shard.flat, states["exp_avg"], states["moved"], states["master"]
+        options = self._options
+        together = meets(job.number, options.freeze, options.local_scale, options.local_limit)
         add_gradient(piece, states["grad"], mean, states["exp_avg_sq"], job)
         for run in piece.runs(job):
             accumulate(moved[run.where], mean[run.where], run.hyper.lr)
-            if run.hyper.weight_decay:
+            if run.hyper.weight_decay and not together:
                 master[run.where].mul_(1 - run.hyper.lr * run.hyper.weight_decay)
         for segment in flat.segments:
             if job.used[segment.index]:
                 self._rates[segment.name] = self._rates.get(segment.name, 0.0) + job.hypers[segment.group].lr
-        options = self._options
-        if meets(job.number, options.freeze, options.local_scale, options.local_limit):
-            yield from self._meet(flat, states, len(job.used))
+        if together:
+            yield from self._meet(flat, states, job)
         else:
             self.derive(states["param"], states)
 
-    def _meet(self, flat: Flat, states: Mapping[str, Tensor], parameters: int) -> Iterator[None]:
-        """Everyone's weights move by the mean of how far ranks are; that over the rates is the common momentum."""
+    def _meet(self, flat: Flat, states: Mapping[str, Tensor], job: Job) -> Iterator[None]:
+        """Everyone's weights decay, and move by the mean of how far ranks are; that over the rates is the common
+        momentum."""
         mean, moved, master = states["exp_avg"], states["moved"], states["master"]
-        moving = [False] * parameters
+        moving = [False] * len(job.used)
         for segment in flat.segments:
             moving[segment.index] = self._rates.get(segment.name, 0.0) > 0
         yield from self._average(flat, moved, states, moving)
         copied = separate(states)
-        for where, rate in self._together(flat):
+        for where, rate, decay in self._together(flat, job):
             torch.div(moved[where], rate, out=mean[where])
-            sgd(moved[where], master[where], None, states["param"][where] if copied else None, lr=1.0, step=1)
+            param = states["param"][where] if copied else None
+            sgd(moved[where], master[where], None, param, lr=1.0, weight_decay=decay, step=1)
             moved[where].zero_()
 
-    def _together(self, flat: Flat) -> Iterator[tuple[slice, float]]:
-        """(where, sum of rates) of what has moved, which is forgotten; neighbours of the same sum are one."""
+    def _together(self, flat: Flat, job: Job) -> Iterator[tuple[slice, float, float]]:
+        """(where, sum of rates, this update's decay) of what has moved, which is forgotten; neighbours of the same are
+        one."""
         start = stop = 0
-        sum_of_rates = 0.0
+        numbers = 0.0, 0.0
         for segment in flat.segments:
-            rate = self._rates.pop(segment.name, 0.0)
-            if (segment.start, rate) != (stop, sum_of_rates):
-                if sum_of_rates:
-                    yield slice(start, stop), sum_of_rates
-                start, sum_of_rates = segment.start, rate
+            hyper, rate = job.hypers[segment.group], self._rates.pop(segment.name, 0.0)
+            own = rate, hyper.lr * hyper.weight_decay if job.used[segment.index] else 0.0
+            if (segment.start, own) != (stop, numbers):
+                if numbers[0]:
+                    yield slice(start, stop), *numbers
+                start, numbers = segment.start, own
             stop = segment.stop
-        if sum_of_rates:
-            yield slice(start, stop), sum_of_rates
+        if numbers[0]:
+            yield slice(start, stop), *numbers
 
     def _average(
         self,
