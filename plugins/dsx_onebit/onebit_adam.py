@@ -111,7 +111,8 @@ class OneBitAdam(TwoPhases):
             for run, here in runs(whole, own, job):
                 mean, decay = states["exp_avg"][here], run.hyper.weight_decay
                 if step is None:
-                    sgd(mean, master[here], lr=run.hyper.lr, weight_decay=decay, step=run.step)
+                    left = states["weight_error"][here]
+                    sgd(mean, master[here], None, left, lr=run.hyper.lr, weight_decay=decay, step=run.step)
                 else:
                     step[here].add_(mean).add_(master[here], alpha=decay).mul_(-run.hyper.lr)
             yield from change(whole, own, states, job, counts, self._exchange, step)

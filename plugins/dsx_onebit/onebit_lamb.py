@@ -172,7 +172,7 @@ class OneBitLamb(TwoPhases):
             size = yield from self._sizes(piece, states, job, new, master)
             step = None
             if apart:
-                self._move(piece, states, job, size, master, None)
+                self._move(piece, states, job, size, master, states["weight_error"])
             else:
                 step = new.zero_()
                 for number, segment, here in _spans(piece):

@@ -47,7 +47,8 @@ def change(
 
     whole   the flat parameter
     own     where in it this rank's part lies
-    step    [size / N], what is to be added to the live weights; None: the owner's are others, and it has changed them
+    step    [size / N], what is to be added to the live weights; None: the owner's are others, and it has changed them,
+            both in `master` and in `weight_error`
 
     What travels is the difference between an owner's weights and what everybody has; the signs' error and the rounding
     of a 16-bit parameter are both in what is left of it.
@@ -55,7 +56,6 @@ def change(
     live, left, gradient = states["param"], states["weight_error"], states["grad"]
     negative = None
     if step is None:
-        left.copy_(states["master"])
         negative = Share(live[own], None, [(slice(0, left.numel()), {"beta": 0.0, "multiplier": -1.0})])
     yield from exchange.spread(step, left, counts, out=gradient, share=negative)
     for run in whole.runs(job):
