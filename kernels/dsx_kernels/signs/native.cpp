@@ -171,7 +171,36 @@ template <class W> struct Signs {
         return total_of(lanes);
     }
 
+    // Blocks of one group. The sums of the next one are begun before the signs of this one are taken: they need not wait
+    // for its scale, and memory has something to do meanwhile.
+    template <int BYTES> DSX_INLINE void groups(int64_t begin, int64_t end) const {
+        alignas(64) W rooms[2][GROUP];
+        int64_t counted = 0;
+        W* total = nullptr;
+        for (int64_t number = begin; number <= end; number++) {
+            int64_t following = 0;
+            W* next = nullptr;
+            if (number < end) {
+                following = std::min<int64_t>(counts[number], GROUP);
+                next = target(error, number * GROUP, following, rooms[number % 2]);
+                const double sum = following > 0 ? sums<BYTES>(number * GROUP, following, next) : 0;
+                scales[number] = W(sum / double(std::max<int64_t>(following, 1)));
+            }
+            if (number > begin) {
+                const int64_t at = (number - 1) * GROUP;
+                if (counted > 0) {
+                    pack<BYTES>(total, scales[number - 1], total, bits + at / WORD);
+                    write(error, at, counted, total);
+                } else {
+                    std::memset(bits + at / WORD, 0, GROUP / 8);
+                }
+            }
+            counted = following, total = next;
+        }
+    }
+
     template <int BYTES> DSX_INLINE void operator()(int64_t begin, int64_t end, Width<BYTES>) const {
+        if (block == GROUP) return groups<BYTES>(begin, end);
         for (int64_t number = begin; number < end; number++) {
             alignas(64) W room[GROUP];
             const int64_t start = number * block, counted = std::min<int64_t>(counts[number], block);
