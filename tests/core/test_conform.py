@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from attrs import define, frozen
+from torch import nn
 
 import dsx
 from dsx.contracts import (
@@ -26,10 +28,13 @@ from dsx.contracts import (
     State,
     Tier,
     TransportWrapper,
+    Watcher,
     plain_attention,
 )
 from dsx.contracts.data import Job, Piece
+from dsx.defaults.replicated import Replicated
 from dsx.plugin import Descriptor, Fill, Part, hook
+from dsx.resolve import NULL_OFFERS
 from dsx.testing import CountingPlugin, check_plugin, refuses
 from dsx.testing.models import Tangle
 from dsx.testing.roles import ROLE_CHECKS, check_transport
@@ -281,6 +286,21 @@ def test_dtypes_that_break_it() -> None:
         check_plugin("mine", plugins=carrier("dtypes", "precision", Narrow))
 
 
+class Whole(Replicated):
+    """Core's own."""
+
+
+class Layouts:
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+        offers = NULL_OFFERS["layout"]
+        self.descriptor = Descriptor("mine", "partition", 1, {"layout": Fill(offers=offers)}, summary="of a test")
+
+    @hook
+    def dsx_partition(self) -> list[Part]:
+        return [Part("layout", self._kind)]
+
+
 class Memory(Tier):
     fault = ""
 
@@ -302,6 +322,72 @@ def test_a_tier(ranks) -> None:
 def test_tiers_that_break_it(fault: str, words: str) -> None:
     with pytest.raises(AssertionError, match=words):
         check_plugin("mine", plugins=carrier("tiers", "partition", faulty(Memory, fault)))
+
+
+class Twice(Memory):
+    """A tier with second values."""
+
+    alternates = True
+
+    def alternate(self, key: str, names: Sequence[str]) -> bool:
+        self.away: dict[tuple[str, str], torch.Tensor] = {}
+        return True
+
+    def aside(self, key: str, names: Sequence[str]) -> None:
+        self.away = {(key, name): self._tensors[key, name].clone() for name in names}
+
+    def fetch(self, key: str, read: Any = (), write: Any = (), into: Any = None, span: Any = None) -> Any:
+        if not getattr(self, "away", None):
+            return super().fetch(key, read, write, into, span)
+        self.lent = {(key, name): self._tensors[key, name].clone() for name in read}
+        return {name: self.lent[key, name] for name in read}
+
+    def put(self, key: str, dirty: Sequence[str] = (), clean: Sequence[str] = ()) -> None:
+        if getattr(self, "away", None) and dirty:
+            self.away = dict(self.lent)
+            if self.fault == "seen":
+                self._tensors.update(self.lent)
+
+    def keep(self, key: str, names: Sequence[str]) -> None:
+        self._tensors.update(self.away)
+        self.away = {}
+
+    def forget(self, key: str, names: Sequence[str]) -> None:
+        if self.fault == "kept":
+            self._tensors.update(self.away)
+        self.away = {}
+
+
+@pytest.mark.parametrize(("fault", "words"), [("", None), ("seen", "before it is kept"), ("kept", r"after forget\(\)")])
+def test_tiers_with_second_values(fault: str, words: str | None) -> None:
+    with pytest.raises(AssertionError, match=words) if words else nullcontext():
+        check_plugin("mine", plugins=carrier("tiers", "partition", faulty(Twice, fault)))
+
+
+class Late(Whole):
+    def watch(self, watcher: Watcher) -> None:
+        """Never says anything."""
+
+
+class Early(Whole):
+    def gradient(self, key: str, number: int, parameter: nn.Parameter) -> None:
+        super().gradient(key, number, parameter)
+        if self.early is not None:
+            self.early.final(next(shard for shard in self.shards if shard.key == key))
+
+    early: Watcher | None = None
+
+    def watch(self, watcher: Watcher) -> None:
+        self.early = watcher
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [(Whole, None), (Late, "not said to be final"), (Early, "final within a window|changed after")]
+)
+def test_layouts_that_say_when_gradients_are_final(kind: Any, words: str | None) -> None:
+    plugins = {"mine": Layouts(kind)}
+    with pytest.raises(AssertionError, match=words) if words else nullcontext():
+        check_plugin("mine", plugins=plugins)
 
 
 class Shapeless(Everywhere):

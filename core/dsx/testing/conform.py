@@ -28,7 +28,7 @@ from dsx.start import prepare
 from dsx.testing.models import Attentive, Tangle, tokens
 from dsx.testing.plain import distance, largest, weights_of
 from dsx.testing.ranks import Ranks
-from dsx.testing.roles import ROLE_CHECKS, check_transport
+from dsx.testing.roles import ROLE_CHECKS, check_early_gradients, check_transport
 
 Tables = Mapping[str, Mapping[str, Any]]
 STEPS, ACCUMULATION = 5, 2
@@ -73,6 +73,8 @@ def check_plugin(
     for role in plugin.descriptor.filled(_options(plugin)):
         if role in ROLE_CHECKS:
             ROLE_CHECKS[role](first)
+        if "gradients.early" in plugin.descriptor.filled(_options(plugin))[role].offers:
+            check_early_gradients(first, lambda: first(*tokens(0, 0, 0)))
     if ranks is None:
         return
     _check_ranks(name, make, tables, plugins, ranks, tolerance)

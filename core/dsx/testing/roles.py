@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dsx.contracts import ALIGNMENT, Evaluation, Flat, Job, Piece, Report, RunInfo, Segment, Shard, Store
+from dsx.contracts import ALIGNMENT, Evaluation, Flat, Job, Piece, Report, RunInfo, Segment, Shard, Store, Watcher
 from dsx.engine import Engine
 
 Check = Callable[[Engine], None]
@@ -186,6 +186,8 @@ def check_store(engine: Engine) -> None:
     _say(bool((store.fetch(key, [name])[name] == 7).all()), "a state that was only written is not kept")
     store.put(key, clean=[name])
     _check_spans(store, key, name)
+    if store.alternate(key, names):
+        _check_second_values(store, key, names)
 
 
 def _check_spans(store: Store, key: str, name: str) -> None:
@@ -201,6 +203,27 @@ def _check_spans(store: Store, key: str, name: str) -> None:
     right = torch.cat([torch.full((stop - start,), 7.0 + number) for number, (start, stop) in enumerate(spans)])
     _say(torch.equal(store.fetch(key, [name])[name], right), "parts of a state that were changed in turn are not kept")
     store.put(key, clean=[name])
+
+
+def _check_second_values(store: Store, key: str, names: Sequence[str]) -> None:
+    """What is put aside is not seen until it is kept, and never if it is forgotten."""
+
+    def values() -> list[float]:
+        held = store.fetch(key, names)
+        found = [float(held[name].sum()) for name in names]
+        store.put(key, clean=names)
+        return found
+
+    for kept in (True, False, True):
+        before = values()
+        store.aside(key, names)
+        for tensor in store.fetch(key, names).values():
+            tensor.add_(1)
+        store.put(key, dirty=names)
+        _say(values() == before, "a state that was put aside is fetched before it is kept")
+        (store.keep if kept else store.forget)(key, names)
+        right = [number + 101 * kept for number in before]
+        _say(values() == right, f"a state that was put aside is not there after {'keep' if kept else 'forget'}()")
 
 
 def check_layout(engine: Engine) -> None:
@@ -228,6 +251,40 @@ def check_layout(engine: Engine) -> None:
     for shard in layout.shards:
         inside = shard.start <= shard.owned[0] <= shard.owned[1] <= shard.stop
         _say(inside, f"the shard of '{shard.key}' does not hold what this rank owns of it")
+
+
+def check_early_gradients(engine: Engine, make: Callable[[], Tensor]) -> None:
+    """A watcher hears of every shard in the last backward of a window, with the gradient that the vote is about.
+
+    make  a loss of the engine's model
+    """
+    layout, seen = engine.program.layout, _Seen(engine)
+    layout.watch(seen)
+    for number in range(engine.accumulation):
+        engine.backward(make())
+        if number + 1 < engine.accumulation:
+            _say(not seen.gradients, "a gradient is said to be final within a window")
+            engine.step()
+    for shard in layout.shards:
+        _say(shard in seen.gradients, f"the gradient of '{shard.key}' is not said to be final when backward is over")
+    layout.finish()
+    for shard, gradient in seen.gradients.items():
+        _say(torch.equal(gradient, layout.gradient_of(shard)), f"the gradient of '{shard.key}' changed after `final`")
+    engine.step()
+
+
+class _Seen(Watcher):
+    """Copies of gradients that were final."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._layout = engine.program.layout
+        self.gradients: dict[Shard, Tensor] = {}
+
+    def final(self, shard: Shard) -> None:
+        self.gradients[shard] = self._layout.gradient_of(shard).clone()
+
+    def revoked(self, shard: Shard) -> None:
+        self.gradients.pop(shard, None)
 
 
 def check_attention(engine: Engine) -> None:
