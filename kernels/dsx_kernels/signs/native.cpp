@@ -83,37 +83,49 @@ template <class W, class G, bool MEAN, bool SCALED> struct Shared {
     }
 };
 
-// Signs of a group's sums into words, and what is left of the sums.
-template <int BYTES> DSX_INLINE void pack(const float* sums, float scale, float* left, uint32_t* words) {
-    typedef Vectors<float, BYTES> V;
-    const typename V::Floats up = typename V::Floats{} + scale, down = -up;
-    for (int64_t lane = 0; lane < WORD; lane += V::WIDTH) {
-        typename V::Words packed = {};
-#pragma GCC unroll 32
-        for (int64_t bit = 0; bit < WORD; bit++) {
-            typename V::Floats sum;
-            std::memcpy(&sum, sums + bit * WORD + lane, sizeof sum);
-            const auto below = sum < 0.0f;
-            packed = below ? packed | (1u << bit) : packed;
-            sum += below ? up : down;
-            std::memcpy(left + bit * WORD + lane, &sum, sizeof sum);
-        }
-        std::memcpy(words + lane, &packed, sizeof packed);
-    }
-}
+// Signs of a group's sums into words, and what is left of the sums, which takes their place. In steps of LANES elements,
+// between which other work may be done.
+template <class W, int BYTES> class Packing {
+  public:
+    Packing() : step_(STEPS) {}
+    DSX_INLINE Packing(W* sums, W scale, uint32_t* words) : sums_(sums), words_(words), up_(V{} + scale), step_(0) {}
 
-template <int BYTES> DSX_INLINE void pack(const double* sums, double scale, double* left, uint32_t* words) {
-    alignas(64) uint32_t packed[WORD] = {};
-    for (int64_t bit = 0; bit < WORD; bit++) {
-        DSX_INDEPENDENT
-        for (int64_t lane = 0; lane < WORD; lane++) {
-            const double sum = sums[bit * WORD + lane];
-            packed[lane] |= uint32_t(sum < 0) << bit;
-            left[bit * WORD + lane] = sum - (sum < 0 ? -scale : scale);
-        }
+    DSX_INLINE void step() {
+        if (step_ < STEPS) pack(step_++);
     }
-    std::memcpy(words, packed, sizeof packed);
-}
+    DSX_INLINE void finish() {
+        while (step_ < STEPS) pack(step_++);
+    }
+
+  private:
+    using V = typename Vectors<W, BYTES>::Floats;
+    using Words = typename Vectors<W, BYTES>::Words;
+    static constexpr int64_t STEPS = GROUP / LANES, WIDTH = Vectors<W, BYTES>::WIDTH, EACH = LANES / WIDTH;
+    static_assert(WORD % EACH == 0);
+
+    // Vectors bit by bit of some words, then of the next ones.
+    DSX_INLINE void pack(int64_t step) {
+        const int64_t lane = step * EACH / WORD * WIDTH, first = step * EACH % WORD;
+#pragma GCC unroll 16
+        for (int64_t bit = first; bit < first + EACH; bit++) {
+            V sum;
+            std::memcpy(&sum, sums_ + bit * WORD + lane, sizeof sum);
+            const auto below = sum < W(0);
+            packed_ = packed_ >> 1 | (below ? Words{} + (1u << 31) : Words{});
+            sum += below ? up_ : -up_;
+            std::memcpy(sums_ + bit * WORD + lane, &sum, sizeof sum);
+        }
+        if (first + EACH < WORD) return;
+        if constexpr (sizeof(W) == sizeof(uint32_t)) std::memcpy(words_ + lane, &packed_, sizeof packed_);
+        else for (int64_t i = 0; i < WIDTH; i++) words_[lane + i] = uint32_t(packed_[i]);
+    }
+
+    W* sums_;
+    uint32_t* words_;
+    V up_;
+    Words packed_ = {};
+    int64_t step_;
+};
 
 template <class W> struct Signs {
     Slice value, error, gradient, factor;
@@ -124,19 +136,20 @@ template <class W> struct Signs {
     int64_t block;
 
     // What a group adds up to, zeros after the first `count` elements; returns the sum of the absolute values. `out`
-    // may be where the error rests.
-    template <int BYTES> DSX_INLINE double sums(int64_t at, int64_t count, W* out) const {
+    // may be where the error rests. `between` is called again and again meanwhile.
+    template <int BYTES, class Between>
+    DSX_INLINE double sums(int64_t at, int64_t count, W* out, const Between& between) const {
         alignas(64) W room[4][GROUP];
         const W* v = value.data ? read(value, at, count, room[0]) : nullptr;
         const W* e = read(error, at, count, room[1]);
-        if (!gradient.data) return added<BYTES>(Plain<W>{v}, e, count, out);
+        if (!gradient.data) return added<BYTES>(Plain<W>{v}, e, count, out, between);
         const W* f = factor.data ? read(factor, at, count, room[2]) : nullptr;
         double sum = 0;
         with_flag(v, [&](auto mean) __attribute__((always_inline)) {
             with_flag(f, [&](auto scaled) __attribute__((always_inline)) {
                 const auto add = [&](auto g) __attribute__((always_inline)) {
                     typedef Shared<W, decltype(g), decltype(mean)::value, decltype(scaled)::value> Values;
-                    sum = added<BYTES>(Values{v, g, f, multiplier, limit, take}, e, count, out);
+                    sum = added<BYTES>(Values{v, g, f, multiplier, limit, take}, e, count, out, between);
                 };
                 // The type that gradients mostly have is widened in registers.
                 if constexpr (sizeof(W) == 4)
@@ -147,8 +160,8 @@ template <class W> struct Signs {
         return sum;
     }
 
-    template <int BYTES, class Values>
-    static DSX_INLINE double added(const Values& values, const W* e, int64_t count, W* out) {
+    template <int BYTES, class Values, class Between>
+    static DSX_INLINE double added(const Values& values, const W* e, int64_t count, W* out, const Between& between) {
         typedef Vectors<W, BYTES> V;
         for (int64_t i = count; i < GROUP; i++) out[i] = 0;
         typename V::Floats sizes[LANES / V::WIDTH] = {};  // in registers
@@ -161,6 +174,7 @@ template <class W> struct Signs {
                 std::memcpy(out + here, &sum, sizeof sum);
                 sizes[number] += (typename V::Floats)((typename V::Words)sum & ~V::SIGN);
             }
+            between();
         }
         alignas(64) W lanes[LANES];
         std::memcpy(lanes, sizes, sizeof lanes);
@@ -171,43 +185,41 @@ template <class W> struct Signs {
         return total_of(lanes);
     }
 
-    // Blocks of one group. The sums of the next one are begun before the signs of this one are taken: they need not wait
-    // for its scale, and memory has something to do meanwhile.
+    // Blocks of one group. The signs of one are taken while the next one is summed up: they need not wait for its scale,
+    // and memory always has something to do.
     template <int BYTES> DSX_INLINE void groups(int64_t begin, int64_t end) const {
         alignas(64) W rooms[2][GROUP];
+        W* before = nullptr;
         int64_t counted = 0;
-        W* total = nullptr;
         for (int64_t number = begin; number <= end; number++) {
-            int64_t following = 0;
-            W* next = nullptr;
+            uint32_t* words = bits + (number - 1) * (GROUP / WORD);
+            auto packing = counted ? Packing<W, BYTES>(before, scales[number - 1], words) : Packing<W, BYTES>();
+            int64_t count = 0;
+            W* total = nullptr;
             if (number < end) {
-                following = std::min<int64_t>(counts[number], GROUP);
-                next = target(error, number * GROUP, following, rooms[number % 2]);
-                const double sum = following > 0 ? sums<BYTES>(number * GROUP, following, next) : 0;
-                scales[number] = W(sum / double(std::max<int64_t>(following, 1)));
+                const auto between = [&]() __attribute__((always_inline)) { packing.step(); };
+                count = std::max<int64_t>(0, std::min<int64_t>(counts[number], GROUP));
+                total = target(error, number * GROUP, count, rooms[number % 2]);
+                const double sum = count ? sums<BYTES>(number * GROUP, count, total, between) : 0;
+                scales[number] = W(sum / double(std::max<int64_t>(count, 1)));
             }
-            if (number > begin) {
-                const int64_t at = (number - 1) * GROUP;
-                if (counted > 0) {
-                    pack<BYTES>(total, scales[number - 1], total, bits + at / WORD);
-                    write(error, at, counted, total);
-                } else {
-                    std::memset(bits + at / WORD, 0, GROUP / 8);
-                }
-            }
-            counted = following, total = next;
+            packing.finish();
+            if (counted) write(error, (number - 1) * GROUP, counted, before);
+            else if (number > begin) std::memset(words, 0, GROUP / 8);
+            before = total, counted = count;
         }
     }
 
     template <int BYTES> DSX_INLINE void operator()(int64_t begin, int64_t end, Width<BYTES>) const {
         if (block == GROUP) return groups<BYTES>(begin, end);
+        const auto nothing = [] {};
         for (int64_t number = begin; number < end; number++) {
             alignas(64) W room[GROUP];
             const int64_t start = number * block, counted = std::min<int64_t>(counts[number], block);
             double sum = 0;
             for (int64_t at = start; at < start + counted; at += GROUP) {
                 const int64_t count = std::min(GROUP, start + counted - at);
-                sum += sums<BYTES>(at, count, target(error, at, count, room));
+                sum += sums<BYTES>(at, count, target(error, at, count, room), nothing);
             }
             const W scale = W(sum / double(std::max<int64_t>(counted, 1)));
             scales[number] = scale;
@@ -219,8 +231,8 @@ template <class W> struct Signs {
                     continue;
                 }
                 W* total = target(error, at, count, room);
-                if (total == room && block > GROUP) sums<BYTES>(at, count, room);
-                pack<BYTES>(total, scale, total, words);
+                if (total == room) sums<BYTES>(at, count, room, nothing);
+                Packing<W, BYTES>(total, scale, words).finish();
                 write(error, at, count, total);
             }
         }
