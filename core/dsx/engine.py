@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from dsx.batch import MicroBatch, forward, loss_of
 from dsx.contracts import Hyper, Job, Report
 from dsx.errors import DsxError
-from dsx.names import first_names
+from dsx.expected import expect
+from dsx.names import first_names, listed
 from dsx.program import Program
 from dsx.released import explained
 from dsx.roll_call import ROLL_CALL_S, roll_call
@@ -95,22 +96,14 @@ class Engine:
     def _pass(self, backward: Callable[[], object]) -> None:
         layout, rule = self.program.layout, self.program.rule
         self._begun = True
-        self._expect()
+        last, scope = self._micro + 1 == self.accumulation, rule.scope(self.steps + 1)
+        if last and self._sync and scope == "mean":
+            weight = math.fsum([*self._weights, self._micro_weight or 0.0]) / self.accumulation
+            expect(self.program, self.steps + 1, weight, self.counts, self._used)
         with self.program.connection.backward(), explained(), self.program.dtypes.backward():
-            layout.begin_backward(self._micro + 1 == self.accumulation, rule.scope(self.steps + 1), self._sync)
+            layout.begin_backward(last, scope, self._sync)
             backward()
             layout.end_backward()
-
-    def _expect(self) -> None:
-        """Tell the stepper of the update that is likely to follow this backward."""
-        weight = (math.fsum(self._weights) + (self._micro_weight or 0.0)) / self.accumulation
-        scope = self.program.rule.scope(self.steps + 1)
-        if self._micro + 1 < self.accumulation or not self._sync or scope == "local" or not weight:
-            return
-        counts = tuple(count + used for count, used in zip(self.counts, self._used, strict=True))
-        hypers = self.program.schedule.at(self.steps + 1, self.program.hypers)
-        multiplier = 1.0 / self.program.scaler.value / weight
-        self.program.stepper.expect(Job(hypers, multiplier, self._used, counts, self.steps + 1))
 
     @contextmanager
     def accumulate(self, *, sync: bool = False) -> Iterator[None]:
@@ -278,7 +271,7 @@ class Engine:
         Raises `RankMismatch` naming the ranks that have not entered it.
         """
         wanted = first_names(self.model, names)
-        what = f"engine.gathered({_listed(wanted)}{', modify=True' if modify else ''})"
+        what = f"engine.gathered({listed(wanted)}{', modify=True' if modify else ''})"
         if modify:
             self._between_updates(what)
         if not self._uneven:
@@ -404,8 +397,3 @@ def _folder(path: str | Path) -> Path:
     if not isinstance(path, (str, Path)) or not str(path):
         raise ValueError(f"the folder of a checkpoint is {path!r}")
     return Path(path)
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:3]))
-    return shown if len(names) <= 3 else f"{shown}, ... {len(names)} names"

@@ -29,3 +29,9 @@ def first_names(model: nn.Module, names: str | Sequence[str] | nn.Module) -> lis
         if name not in known:
             raise DsxError(f"the model has no parameter '{name}'", remedy=near(name, known))
     return list(dict.fromkeys(first[id(known[name])] for name in wanted))
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first three, quoted, and how many there are."""
+    shown = ", ".join(map(repr, names[:3]))
+    return shown if len(names) <= 3 else f"{shown}, ... {len(names)} names"

@@ -45,6 +45,8 @@ class Early(Stepper, Watcher):
     Holds, beside everything else, one parameter of each shard; and its states a second time, where they rest.
     """
 
+    expects = True
+
     def __init__(self, rule: Rule, layout: Layout, store: Store, options: Options, device: torch.device) -> None:
         self._rule, self._layout, self._store, self._device = rule, layout, store, device
         self._threads = options.threads or torch.get_num_threads()

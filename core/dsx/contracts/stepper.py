@@ -18,6 +18,9 @@ class Stepper(Protocol):
     def settle(self) -> None:
         """Publish what an earlier `start` finished; blocking, on the engine's thread."""
 
+    expects: bool = False
+    """Whether it wants `expect`."""
+
     def expect(self, job: Job) -> None:
         """The window's last backward begins. This is the update that will follow if the gradients are finite and not
         clipped, every rank's micro-batches weigh the same, and the parameters that were used are those of last time.
