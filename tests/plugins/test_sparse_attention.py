@@ -15,44 +15,14 @@ from dsx.contracts import Attend
 from dsx.errors import DsxError, SlotConflict
 from dsx.testing import check_plugin, distance, largest
 from dsx.testing.models import Attentive, tokens
-from dsx_sparse import (
-    bigbird,
-    dense,
-    dilated,
-    document,
-    fixed,
-    global_blocks,
-    global_local,
-    local_blocks,
-    mixed,
-    sliding_window,
-    streaming,
-    strided,
-    variable,
-)
+from dsx_sparse import dense, document, sliding_window, streaming
 from dsx_sparse.attend import LAYOUTS, attend_by
 from dsx_sparse.cache import Layouts
 from dsx_sparse.layout import layout
 from dsx_sparse.pattern import Pattern
 from dsx_sparse.region import Shape
 from dsx_text import gpt
-
-WINDOW = sliding_window.Options(window=40, block=16)
-PATTERNS: dict[str, Pattern] = {
-    "dense": dense.Options(block=32),
-    "sliding_window": WINDOW,
-    "local_blocks": local_blocks.Options(block=16),
-    "global_blocks": global_blocks.Options(block=16, horizontal=True),
-    "strided": strided.Options(block=16, stride=3),
-    "dilated": dilated.Options(block=16),
-    "global_local": global_local.Options(block=16, window=20, starts=(5,)),
-    "fixed": fixed.Options(block=16, local=2, patterns=2),
-    "variable": variable.Options(block=16, local=(1, 3), random=1),
-    "bigbird": bigbird.Options(block=16),
-    "streaming": streaming.Options(sinks=3, recent=20, block=16),
-    "mixed": mixed.Options(block=16, groups=(mixed.Group(heads=1, use=("strided", "streaming")), mixed.Group())),
-}
-"""All but `document`, which has no mask without segment ids."""
+from sparse_patterns import PATTERNS, WINDOW
 
 
 def explicit(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, added: Tensor | None = None) -> Tensor:

@@ -15,11 +15,11 @@ class Stepper(Protocol):
     staging (never the live buffer, which would be torn), and copies and publishes them in `settle`.
     """
 
-    def settle(self) -> None:
-        """Publish what an earlier `start` finished; blocking, on the engine's thread."""
-
     expects: bool = False
     """Whether it wants `expect`."""
+
+    def settle(self) -> None:
+        """Publish what an earlier `start` finished; blocking, on the engine's thread."""
 
     def expect(self, job: Job) -> None:
         """The window's last backward begins. This is the update that will follow if the gradients are finite and not

@@ -76,15 +76,16 @@ class Replicated(WholeParameters):
         buffer = bucket.complete()
         self._handles[bucket] = self._transport.all_reduce(buffer, "mean", channel="reduce", purpose="reduce")
         if self._watcher is not None:
-            self._land(self._watcher, FLIGHT if self._world > 1 else 0)
+            self._land(FLIGHT if self._world > 1 else 0)
 
-    def _land(self, watcher: Watcher, left: int) -> None:
-        """Wait for reductions, the oldest first, until so many are under way, and say whose gradients are final."""
+    def _land(self, left: int) -> None:
+        """Wait for reductions, in the order of issue, until so many are under way."""
         while len(self._handles) > left:
             bucket = next(iter(self._handles))
             self._handles.pop(bucket).wait()
-            for slot in bucket.slots:
-                watcher.final(self._by_key[slot.flat.key])
+            if self._watcher is not None:
+                for slot in bucket.slots:
+                    self._watcher.final(self._by_key[slot.flat.key])
 
     def _repair(self, bucket: Bucket, extra: Tensor | None) -> None:
         if self._watcher is not None:
@@ -99,18 +100,14 @@ class Replicated(WholeParameters):
         if self._sending:
             self._reductions.flush()
             if self._watcher is not None:
-                self._land(self._watcher, 0)
+                self._land(0)
 
     def finish(self) -> Ballot:
         reductions = self._reductions
         if self._scope == "mean":
             reductions.flush()
             reductions.mend()
-            if self._watcher is not None:
-                self._land(self._watcher, 0)
-            for handle in self._handles.values():  # in the order of issue
-                handle.wait()
-            self._handles.clear()
+            self._land(0)
             reductions.share_order(self._device)
         words = reductions.words() if self._scope == "mean" else torch.zeros(len(reductions.buckets))
         return Ballot(self._sum_of_squares(), reductions.used(), words.double())
