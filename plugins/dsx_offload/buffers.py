@@ -11,6 +11,13 @@ from torch import Tensor
 from dsx.contracts import PASSED, Event, pinned
 from dsx_kernels.aio import BLOCK, aligned
 
+HUGE = 2 << 20
+"""Bytes from which memory lies in huge pages, which a disk takes in one range; smaller buffers are parts of such a one:
+pieces of 1 MiB moved a third slower without."""
+
+SMALLEST_SHARE = 128 << 10
+"""Bytes below which they are too few to matter."""
+
 
 @frozen(eq=False)
 class Unused:
@@ -39,8 +46,17 @@ class Buffers:
             found = self._free.pop(min(fitting, key=lambda number: self._free[number].memory.numel()))
             found.read.synchronize()
             return found.memory
+        if SMALLEST_SHARE <= size < HUGE:
+            return self._share(size)
         self.bytes += size
         return self._make(size)
+
+    def _share(self, size: int) -> Tensor:
+        """Part of a huge page; the other parts are unused as yet."""
+        page, each = self._make(HUGE), HUGE // (HUGE // size) // BLOCK * BLOCK
+        self.bytes += HUGE
+        self._free.extend(Unused(page[start : start + each], PASSED) for start in range(each, HUGE, each))
+        return page[:each]
 
     def give(self, buffer: Tensor, read: Event = PASSED) -> None:
         """Take a buffer back, which a device has read when `read` has passed; the longest unused are let go of where

@@ -11,10 +11,11 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from dsx.contracts import Job, Layout, Part, Piece, Rule, Shard, Side, Span, Stepper, Store, Walk, lasting
+from dsx.contracts import Job, Layout, Part, Piece, Rule, Shard, Side, Stepper, Store, Walk, lasting
 from dsx.errors import DsxError
 from dsx.plugin import Context, Descriptor, Fill, Need, hook, non_negative, positive
 from dsx.plugin import Part as Filler
+from dsx_offload.staged import Staged
 
 
 @frozen(kw_only=True)
@@ -42,8 +43,8 @@ class Delayed(Stepper):
         self._after, self._device = options.after, device
         self._side = Side.of(device)
         self._walk = Walk(rule, layout, store)
-        self._gradients: dict[str, Tensor] = {}
-        self._parameters: dict[str, Tensor] = {}
+        self._gradients: dict[Shard, Tensor] = {}
+        self._staged = Staged(self._walk, layout, store, device)
         self._threads = options.threads or torch.get_num_threads()
         self._worker: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None
@@ -56,10 +57,11 @@ class Delayed(Stepper):
             self._layout.reset()
             return
         for shard in self._layout.shards:
-            for start, stop in self._spans(shard):
-                self._gradients[shard.key][start:stop].copy_(self._layout.gradient_of(shard, (start, stop)))
+            for part in self._walk.parts_of(shard):
+                self._gradient(part).copy_(self._layout.gradient_of(shard, part.span))
             if "master" not in self._store.names(shard.key) or not all(job.used):
-                self._copy_parameter(shard)
+                self._layout.settle()  # what was published belongs to whatever brings it to the ranks until then
+                self._staged.copy_live(shard)
         self._layout.reset()
         self._pending = True
         if self._device.type == "meta":  # on paper nothing runs beside anything
@@ -80,13 +82,7 @@ class Delayed(Stepper):
             running.result()
             self._side.join()
         for shard in self._layout.shards:
-            new, target = self._parameters[shard.key], self._layout.target(shard)
-            if target is not None:
-                target.copy_(new)
-            else:
-                for span in self._spans(shard):
-                    self._store.fetch(shard.key, [], ["param"], span=span)["param"].copy_(new[slice(*span)])
-                    self._store.put(shard.key, dirty=["param"])
+            self._staged.show(shard)
             self._layout.publish(shard)
 
     def drain(self) -> None:
@@ -98,49 +94,27 @@ class Delayed(Stepper):
             self._worker = None
 
     def bytes(self) -> Mapping[str, int]:
-        held = {"delayed grad": self._gradients, "delayed param": self._parameters}
-        return {name: sum(t.numel() * t.element_size() for t in tensors.values()) for name, tensors in held.items()}
+        gradients = sum(tensor.numel() * tensor.element_size() for tensor in self._gradients.values())
+        return {"delayed grad": gradients, "delayed param": self._staged.bytes()}
 
     def _call(self, job: Job) -> Callable[[Piece, Mapping[str, Tensor]], Iterator[object] | None]:
         nothing = torch.zeros(0, len(job.used), dtype=torch.float64)
         return lambda piece, states: self._rule.update(piece, states, job, nothing)
 
     def _update(self, job: Job) -> None:
-        def part_of(tensors: Mapping[str, Tensor], part: Part) -> Tensor:
-            return tensors[part.piece.shard.key][slice(*part.span)]
-
         with torch.no_grad(), self._side.within():
-            self._walk.sweep(
-                self._call(job),
-                target=lambda part: part_of(self._parameters, part),
-                gradient=lambda part: part_of(self._gradients, part),
-            )
+            self._walk.sweep(self._call(job), target=self._staged.part, gradient=self._gradient)
+
+    def _gradient(self, part: Part) -> Tensor:
+        return self._gradients[part.piece.shard][slice(*part.span)]
 
     def _make_room(self) -> None:
         """Buffers, once, when the gradients' dtypes can be seen."""
         for shard in self._layout.shards if not self._gradients else ():
-            size = shard.stop - shard.start
-            span = next(self._spans(shard))
-            dtype = self._layout.gradient_of(shard, span).dtype
-            self._gradients[shard.key] = lasting(size, dtype, self._device)
-            self._parameters[shard.key] = lasting(size, shard.flat.dtype, self._device)
-
-    def _copy_parameter(self, shard: Shard) -> None:
-        """Take the parameter as it is now, which somebody may have edited: where it is itself what is updated, or not
-        all of it is."""
-        here, target = self._parameters[shard.key], self._layout.target(shard)
-        if target is not None:
-            self._layout.settle()  # what was published belongs to whatever brings it to the ranks until then
-            here.copy_(target)
-            return
-        for start, stop in self._spans(shard):
-            self._store.fetch(shard.key, ["param"], into=here[start:stop], span=(start, stop))
-
-    def _spans(self, shard: Shard) -> Iterator[Span]:
-        size = shard.stop - shard.start
-        each = self._store.grain(shard.key) or max(size, 1)
-        for start in range(0, max(size, 1), each):
-            yield start, min(start + each, size)
+            first = self._walk.parts_of(shard)[0]
+            dtype = self._layout.gradient_of(shard, first.span).dtype
+            self._gradients[shard] = lasting(shard.stop - shard.start, dtype, self._device)
+            self._staged.of(shard)
 
 
 def _notes(options: Options, steps: int | None) -> Iterator[str]:

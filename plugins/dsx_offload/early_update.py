@@ -1,23 +1,24 @@
 """Plugin `early_update`: states in files are updated during backward, before the vote, and the vote says whether that
-stands (Lian et al. 2025, SuperOffload, arXiv 2509.21271: speculation, then validation)."""
+stands (Lian et al. 2025, SuperOffload, arXiv 2509.21271: speculation, then validation); what is left, in the next
+forward."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import groupby
-from threading import Lock
 from typing import Annotated
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from dsx.contracts import Job, Layout, Part, Rule, Shard, Side, Stepper, Store, Walk, Watcher, lasting
+from dsx.contracts import Job, Layout, Part, Piece, Rule, Shard, Side, Stepper, Store, Walk, Watcher
 from dsx.errors import DsxError
 from dsx.plugin import Context, Descriptor, Fill, Need, hook, positive
 from dsx.plugin import Part as Filler
+from dsx_offload.staged import Staged
+from dsx_offload.turns import Turn, Turns, alike
 
 COPIES = 3
 """Pieces of gradients that may be in use: one that is updated, one on its way, and one of the piece before."""
@@ -27,7 +28,7 @@ COPIES = 3
 class Options:
     """`[optimize.early_update]`.
 
-    threads  of the update during backward, on CPUs; None: as many as torch uses for a step
+    threads  of the update beside training, on CPUs; None: as many as torch uses for a step
     """
 
     threads: Annotated[int, positive] | None = None
@@ -37,10 +38,14 @@ class Early(Stepper, Watcher):
     """As soon as a shard's gradient is final, a thread makes its update, as the engine expects it to be: with gradients
     that are finite and not clipped. New states are written beside the old ones and the new parameter to memory of its
     own. If the vote then wants just that, they take the place of the old ones; else they are forgotten, and the update
-    is made as usual. So the result is that of plain training, bit for bit.
+    is made anew. So the result is that of plain training, bit for bit.
 
-    stood   updates of shards so far that were made early and wanted
-    redone  those that were made as usual
+    What is left at the vote is made during the next forward, which waits for a unit's update when it enters it. Of the
+    shards that are ready, the one whose parameter is used first comes first: the last one that became final in
+    backward, and the next one in forward.
+
+    stood  updates of shards so far that were begun before the vote, and wanted
+    late   those that were made after it
 
     Holds, beside everything else, one parameter of each shard; and its states a second time, where they rest.
     """
@@ -51,21 +56,21 @@ class Early(Stepper, Watcher):
         self._rule, self._layout, self._store, self._device = rule, layout, store, device
         self._threads = options.threads or torch.get_num_threads()
         self._side = Side.of(device)
-        self._walk, self._early = Walk(rule, layout, store), Walk(rule, layout, store)
+        self._walk = Walk(rule, layout, store)  # of the thread
+        self._own = Walk(rule, layout, store)
+        self._staged = Staged(self._own, layout, store, device)
         self._able: dict[Shard, Sequence[str]] = {}
-        self._parameters: dict[Shard, Tensor] = {}
-        self._job: Job | None = None
-        self._queue: deque[Shard] = deque()
-        self._made: set[Shard] = set()
+        self._turns = Turns(layout.shards)
+        self._places = {shard: number for number, shard in enumerate(layout.shards)}
+        self._here: set[Shard] = set()  # those of which a state is elsewhere, updated by the engine's own thread
+        self._decided, self._published = False, 0
         self._copies: deque[Tensor] = deque()
-        self._lock = Lock()
         self._worker: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None
-        self._busy = False
-        self.stood = self.redone = 0
+        self.stood = self.late = 0
 
     def prepare(self) -> None:
-        """When the states exist: take space for second values, and listen to the layout."""
+        """When the states exist: take space for second values."""
         for shard in self._layout.shards:
             names = [name for name in self._store.names(shard.key) if name not in ("param", "grad")]
             if names and self._store.alternate(shard.key, names):
@@ -76,25 +81,32 @@ class Early(Stepper, Watcher):
                 where="[optimize] use",
                 remedy="add \"nvme_offload\" to partition.use, or remove 'early_update'",
             )
-        self._layout.watch(self)
 
     # ---- during backward
 
     def expect(self, job: Job) -> None:
-        if self._job is not None and not all(self._fits(shard, job) for shard in self._able):
+        if self._decided:
+            self.drain()
+        expected = self._turns.job
+        if expected is not None and not all(alike(shard, expected, job) for shard in self._able):
             self.forget()
-        self._job = job
+        self._turns.job = job
+        self._walk.prepare(self._turns.upcoming())
 
     def final(self, shard: Shard) -> None:
-        if self._job is None or shard not in self._able:
+        if self._turns.job is None or shard not in self._able:
             return
-        if shard not in self._parameters:
-            self._parameters[shard] = lasting(shard.stop - shard.start, shard.flat.dtype, self._device)
+        self._staged.of(shard)
         self._side.follow()
-        with self._lock:
-            self._queue.append(shard)
-            idle, self._busy = not self._busy, True
-        if self._device.type == "meta":  # on paper nothing runs beside anything
+        self._begin([shard])
+
+    def revoked(self, shard: Shard) -> None:
+        if self._turns.take_back(shard):
+            self._store.forget(shard.key, self._able[shard])
+
+    def _begin(self, shards: Iterable[Shard]) -> None:
+        idle = self._turns.add(shards)
+        if idle and self._device.type == "meta":  # on paper nothing runs beside anything
             self._work()
         elif idle:
             self._worker = self._worker or ThreadPoolExecutor(
@@ -102,41 +114,39 @@ class Early(Stepper, Watcher):
             )
             self._running = self._worker.submit(self._work)
 
-    def revoked(self, shard: Shard) -> None:
-        self._finish()
-        if shard in self._made:
-            self._made.remove(shard)
-            self._store.forget(shard.key, self._able[shard])
+    # ---- the thread
 
     def _work(self) -> None:
-        with torch.no_grad(), self._side.within():
-            while True:
-                with self._lock:
-                    if not self._queue:
-                        self._busy = False
-                        return
-                    shard, following = self._queue.popleft(), tuple(self._queue)
-                self._update(shard, following)
-                self._made.add(shard)
+        try:
+            with torch.no_grad(), self._side.within():
+                while (turn := self._turns.next()) is not None:
+                    self._update(turn)
+                    if not self._turns.made(turn):
+                        self._store.forget(turn.shard.key, self._able[turn.shard])
+                self._walk.prepare(self._turns.upcoming())
+        except BaseException:
+            self._turns.fail()
+            raise
 
-    def _update(self, shard: Shard, following: Sequence[Shard]) -> None:
-        job, parameter = self._job, self._parameters[shard]
-        assert job is not None
-        some = not all(job.used)
-        if "master" not in self._store.names(shard.key) or some:
-            self._copy_parameter(shard)
-        nothing = torch.zeros(0, len(job.used), dtype=torch.float64)
+    def _update(self, turn: Turn) -> None:
+        shard, job = turn.shard, turn.job
+        if "master" not in self._store.names(shard.key) or not all(job.used):
+            self._staged.copy_live(shard)
         self._store.aside(shard.key, self._able[shard])
-        self._early.sweep(
-            lambda piece, states: self._rule.update(piece, states, job, nothing),
-            target=lambda part: parameter[slice(*part.span)],
-            gradient=self._gradient,
+        self._walk.sweep(
+            self._call(job),
+            target=self._staged.part,
+            gradient=None if turn.decided else self._copy_gradient,
             shards=[shard],
-            following=following,
+            following=self._turns.upcoming(),
         )
 
-    def _gradient(self, part: Part) -> Tensor:
-        """A copy: the rule may overwrite it, and it is read again if the update is to be made as usual."""
+    def _call(self, job: Job) -> Callable[[Piece, Mapping[str, Tensor]], Iterator[object] | None]:
+        nothing = torch.zeros(0, len(job.used), dtype=torch.float64)
+        return lambda piece, states: self._rule.update(piece, states, job, nothing)
+
+    def _copy_gradient(self, part: Part) -> Tensor:
+        """The rule may overwrite it, and it is read again if the update is made anew."""
         gradient = self._layout.gradient_of(part.piece.shard, part.span)
         room = self._copies.popleft() if len(self._copies) == COPIES else torch.empty(0, device=gradient.device)
         if room.dtype != gradient.dtype or room.numel() < gradient.numel():
@@ -144,41 +154,78 @@ class Early(Stepper, Watcher):
         self._copies.append(room)
         return room[: gradient.numel()].copy_(gradient)
 
-    def _copy_parameter(self, shard: Shard) -> None:
-        """Take the parameter as it is: where it is itself what is updated, or not all of it is."""
-        here, target = self._parameters[shard], self._layout.target(shard)
-        if target is not None:
-            here.copy_(target)
-            return
-        for part in self._early.parts_of(shard):
-            self._store.fetch(shard.key, ["param"], into=here[slice(*part.span)], span=part.span)
-
     # ---- after the vote
 
     def settle(self) -> None:
-        """Nothing is left over of an update that was made."""
+        """Nothing is left over when a backward begins."""
+        return
 
     def start(self, job: Job) -> None:
-        self._finish(begin=False)
-        for stands, group in groupby(self._layout.shards, lambda shard: self._stands(shard, job)):
-            shards = tuple(group)
-            if stands:
-                for shard in shards:
-                    self._adopt(shard)
-            else:
-                self._make(job, shards)
-        self._made.clear()
-        self._job = None
-        self._layout.reset()
+        wrong = self._turns.decide(job)
+        for shard in wrong:
+            self._store.forget(shard.key, self._able[shard])
+        begun, known = self._turns.begun(), self._turns.known()
+        self.stood += len(begun)
+        self.late += len(self._layout.shards) - len(begun)
+        self._decided, self._published = True, 0
+        for shard in self._able:
+            self._staged.of(shard)
+        self._side.follow()
+        self._begin(shard for shard in self._able if shard not in known)
+        if others := [shard for shard in self._layout.shards if shard not in self._able]:
+            self._own.sweep(self._call(job), self._at_hand, partial=not all(job.used), shards=others)
+        self._publish()
+        self._end()
+
+    def wanted(self, shard: Shard) -> None:
+        if self._decided:
+            self._publish(self._places[shard] + 1)
+            self._end()
+
+    def _at_hand(self, shard: Shard) -> None:
+        self._here.add(shard)
+        self._publish()
+
+    def _publish(self, until: int = 0) -> None:
+        """Those before `until`, and what else is updated as far as there is no gap: the order is the same on all ranks,
+        which exchange what is published, and do not know how far the others are."""
+        shards = self._layout.shards
+        while self._published < len(shards):
+            shard = shards[self._published]
+            able = shard in self._able
+            if not (self._turns.wait(shard, self._published < until) if able else shard in self._here):
+                if self._published < until:
+                    self._finish()  # raises what happened to the thread
+                return
+            if able:
+                self._side.join()
+                self._store.keep(shard.key, self._able[shard])
+                self._staged.show(shard)
+            self._layout.publish(shard)
+            self._published += 1
+
+    def _end(self) -> None:
+        if self._decided and self._published == len(self._layout.shards):
+            self._finish()
+            self._reset()
+            self._layout.reset()
+            self._walk.prepare(self._turns.upcoming())
+
+    def _reset(self) -> Collection[Shard]:
+        self._decided = False
+        self._here.clear()
+        return self._turns.reset()
 
     def forget(self) -> None:
-        self._finish(begin=False)
-        for shard in self._made:
+        self._turns.cancel()
+        self._finish()
+        for shard in self._reset():
             self._store.forget(shard.key, self._able[shard])
-        self._made.clear()
-        self._job = None
 
     def drain(self) -> None:
+        if self._decided:
+            self._publish(len(self._layout.shards))
+            self._end()
         self._finish()
 
     def close(self) -> None:
@@ -188,66 +235,19 @@ class Early(Stepper, Watcher):
             self._worker = None
 
     def bytes(self) -> Mapping[str, int]:
-        held = {"early param": self._parameters.values(), "early grad": self._copies}
-        return {name: sum(t.numel() * t.element_size() for t in tensors) for name, tensors in held.items()}
+        copies = sum(tensor.numel() * tensor.element_size() for tensor in self._copies)
+        return {"early param": self._staged.bytes(), "early grad": copies}
 
-    def _finish(self, begin: bool = True) -> None:
-        """Wait until the thread has nothing to do; unless it is to `begin` with what waits, that is dropped."""
-        if not begin:
-            with self._lock:
-                self._queue.clear()
+    def _finish(self) -> None:
+        """Wait until the thread has nothing to do."""
         running, self._running = self._running, None
         if running is not None:
             try:
                 running.result()
             except BaseException:
-                self._queue.clear()
-                self._busy = False
+                self._reset()
                 raise
         self._side.join()
-
-    def _stands(self, shard: Shard, job: Job) -> bool:
-        """Whether an update that was made is the one that is wanted; if not, it is forgotten."""
-        if shard not in self._made:
-            return False
-        if self._fits(shard, job):
-            return True
-        self._store.forget(shard.key, self._able[shard])
-        return False
-
-    def _fits(self, shard: Shard, job: Job) -> bool:
-        expected = self._job
-        if expected is None or (expected.number, expected.multiplier) != (job.number, job.multiplier):
-            return False
-        segments = [part for part in shard.flat.segments if part.start < shard.stop and shard.start < part.stop]
-        return all(
-            expected.used[part.index] == job.used[part.index]
-            and expected.steps[part.index] == job.steps[part.index]
-            and expected.hypers[part.group] == job.hypers[part.group]
-            for part in segments
-        )
-
-    def _adopt(self, shard: Shard) -> None:
-        self.stood += 1
-        self._store.keep(shard.key, self._able[shard])
-        new, target = self._parameters[shard], self._layout.target(shard)
-        if target is not None:
-            target.copy_(new)
-        else:
-            for part in self._walk.parts_of(shard):
-                self._store.fetch(shard.key, [], ["param"], span=part.span)["param"].copy_(new[slice(*part.span)])
-                self._store.put(shard.key, dirty=["param"])
-        self._layout.publish(shard)
-
-    def _make(self, job: Job, shards: Sequence[Shard]) -> None:
-        self.redone += len(shards)
-        nothing = torch.zeros(0, len(job.used), dtype=torch.float64)
-        self._walk.sweep(
-            lambda piece, states: self._rule.update(piece, states, job, nothing),
-            self._layout.publish,
-            partial=not all(job.used),
-            shards=shards,
-        )
 
 
 descriptor = Descriptor(
@@ -264,7 +264,7 @@ descriptor = Descriptor(
             ]
         )
     },
-    summary="states in files are updated during backward, and the vote says whether that stands",
+    summary="states in files are updated during backward and the next forward, bit for bit",
 )
 
 
@@ -282,4 +282,6 @@ def _build(options: Options, ctx: Context) -> Early:
             found="a rule that needs whole parameters, or sums over them",
             remedy="remove 'early_update', or choose an elementwise optimizer",
         )
-    return Early(rule, ctx.layout, ctx.store, options, ctx.plan.device)
+    stepper = Early(rule, ctx.layout, ctx.store, options, ctx.plan.device)
+    ctx.layout.watch(stepper)
+    return stepper

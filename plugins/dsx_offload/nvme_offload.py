@@ -31,6 +31,7 @@ class Options(TierOptions):
     """
 
     path: str | tuple[str, ...]
+    piece_bytes: Annotated[int, positive] = 2 << 20
     threads: Annotated[int, positive] = 4
     direct: bool = True
     checksums: bool = False

@@ -31,12 +31,14 @@ class Sharded(Layout):
         self.gradients.arrived(key, number, parameter)
 
     def begin_backward(self, boundary: bool, scope: Scope, sync: bool = True) -> None:
+        self.want()
         self.gradients.begin(boundary, scope, sync)
 
     def end_backward(self) -> None:
         self.gradients.end()
 
     def watch(self, watcher: Watcher) -> None:
+        super().watch(watcher)
         self.gradients.watcher = watcher
 
     def finish(self) -> Ballot:

@@ -11,7 +11,7 @@ from torch import nn
 
 from dsx.contracts import Unit
 from dsx.errors import DsxError, near
-from dsx.plugin import Context, non_negative
+from dsx.plugin import Context, non_negative, positive
 
 
 @frozen(kw_only=True)
@@ -23,10 +23,13 @@ class Options:
                  `ModuleList`
     merge_bytes  units smaller than this are joined with their neighbours until they are of this size: many small
                  messages cost more than one
+    limit_bytes  parameters of a unit are cut at this size, never within one: each part's gradients are reduced, and by
+                 `early_update` updated, as soon as they are there
     """
 
     units: tuple[str, ...] = ()
     merge_bytes: Annotated[int, non_negative] = 0
+    limit_bytes: Annotated[int, positive] | None = None
 
 
 @frozen(kw_only=True)
@@ -38,6 +41,8 @@ class GatherOptions(Options):
                  model's longest `ModuleList`
     merge_bytes  units smaller than this are joined with their neighbours until they are of this size: many small
                  messages cost more than one
+    limit_bytes  parameters of a unit are cut at this size, never within one: each part's gradients are reduced, and by
+                 `early_update` updated, as soon as they are there
     prefetch     units gathered ahead of use, each of which takes its memory; 0: each when it is needed
     whole        patterns of names of units whose parameters stay whole on every rank, gathered once after each update;
                  "root" is what is in no unit
@@ -49,7 +54,7 @@ class GatherOptions(Options):
 
 def cut(ctx: Context, options: Options, where: str) -> Sequence[Unit]:
     """The model's units as the options want them."""
-    choices: dict[str, Any] = {"merge_bytes": options.merge_bytes}
+    choices: dict[str, Any] = {"merge_bytes": options.merge_bytes, "limit_bytes": options.limit_bytes}
     if options.units:
         choices["choose"] = lambda model: matching(model, options.units, where)
     return ctx.flatten(**choices)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ class Residence:
     The parameters stay views of their buffer, whose memory is taken away and put back, so that what autograd saved is
     valid whenever the unit is live. What fills them runs beside the model's own work on the device.
 
+    want       is called before this rank's part of a unit is read
     busy       how often a unit is in use: between enter and leave, which may nest, or back and exit
     permanent  units that stay live from one update to the next
     """
@@ -34,7 +35,9 @@ class Residence:
         rank: int,
         world: int,
         device: torch.device,
+        want: Callable[[Unit], None] = lambda unit: None,
     ) -> None:
+        self._want = want
         self._units, self._transport, self._store = units, transport, store
         self._rank, self._world = rank, world
         self._side = Side.of(device)
@@ -71,6 +74,10 @@ class Residence:
         """Whether the unit's parameters can be read, and nothing is on its way for it."""
         return (number in self._live and number not in self._coming) or not self._units[number].flats
 
+    def filled(self, flat: Flat) -> bool:
+        """Whether the buffer of a flat parameter has its weights, or is about to."""
+        return memory_of(self._whole[flat.key]) in self._owners
+
     def whole(self, flat: Flat) -> Tensor:
         """The buffer of a live flat parameter: [size]."""
         return self._whole[flat.key]
@@ -85,6 +92,7 @@ class Residence:
 
     def gather(self, number: int, channel: Channel = "gather") -> None:
         """Start bringing a unit; into its place, if it is live: the weights are the same."""
+        self._want(self._units[number])
         handles = [self._coming.pop(number)[0]] if number in self._coming else []
         flats = self._units[number].flats
         for flat in flats:  # memory is taken in the model's own stream, which is also the one that is done with it

@@ -42,7 +42,9 @@ class Gathered(Sharded):
     ) -> None:
         super().__init__(ctx, units, gradients)
         self._model = ctx.model
-        self.memory = Residence(self.units, self._transport, self._store, self._rank, self._world, self._device)
+        self.memory = Residence(
+            self.units, self._transport, self._store, self._rank, self._world, self._device, want=self.want
+        )
         self._words = self._transport.host()
         self.passes = Passes(self.memory, self._words, depth, self._passed_over)
         self.memory.permanent = permanent
@@ -104,6 +106,7 @@ class Gathered(Sharded):
     # ---- backward
 
     def begin_backward(self, boundary: bool, scope: Scope, sync: bool = True) -> None:
+        self.want()
         self._close()
         kept, forwards = self.passes.kept, self._forwards
         self._backward = True
@@ -181,13 +184,16 @@ class Gathered(Sharded):
         """The new parameter is the store's."""
 
     def publish(self, shard: Shard) -> None:
-        self._stale = True
+        self._stale = self._stale or self.memory.filled(shard.flat)
 
     def settle(self) -> None:
         """Nothing travels until a unit is used."""
+        self.want()
 
     def _refresh(self) -> None:
         """Forget weights that are not the last ones, and renew those that stay."""
+        for number in self.memory.permanent:
+            self.want(self.units[number])
         if self._stale:
             self._stale = False
             self._forget()

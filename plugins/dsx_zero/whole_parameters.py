@@ -28,6 +28,7 @@ class Published(Sharded, WholeParameters):
             self.gradients.adopt(flat)
 
     def enter(self, unit: Unit) -> None:
+        self.want(unit)
         for flat in unit.flats:
             self._arrive(flat.key)
 
@@ -47,5 +48,6 @@ class Published(Sharded, WholeParameters):
         return {"param": self._live_bytes(), **self.gradients.bytes()}
 
     def settle(self) -> None:
+        self.want()
         for key in list(self._published):
             self._arrive(key)

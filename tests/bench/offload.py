@@ -2,14 +2,17 @@
 
     python tests/bench/offload.py [--size 25M] [--rounds 12] [--path FOLDER] [--threads 1] [--layout zero1]
 
-One process trains the same GPT in bf16 with AdamW in several engines, in turns: with states in memory, in files, in
-files with `early_update`, and in both with `delayed_update`. In each turn the same bytes go through the file engine
-alone, both ways at once.
+One process trains the same GPT in bf16 with AdamW in several engines, in turns of some steps: with states in memory, in
+files, in files with `early_update`, and in both with `delayed_update`. In each turn the same bytes go through the file
+engine alone, both ways at once.
 
 forward, backward   until the gradients are there
-update              from there until every state has been updated and is back in its file
-bound               the larger of the update in memory and of the file engine alone
-hidden              how much shorter a step is with `delayed_update`, of the update without it; or with `early_update`
+update              from there until `step` returns; without a stepper that goes on beside the next step, until every
+                    state is back in its file
+step                both; one step after another, with as much under way at the end as there was at the beginning
+bound               the larger of the update in memory and of the files: of the walk through them in an update, or of
+                    the file engine alone, whichever is shorter
+hidden              how much shorter a step is with `delayed_update` or `early_update`, of the update without
 """
 
 from __future__ import annotations
@@ -31,45 +34,52 @@ from dsx_kernels.aio import Files, aligned
 PIECE, DEEP = 4 << 20, 8
 """Bytes of a transfer, and how many are under way each way."""
 
+TURN = 4
+"""Steps that are timed one after another."""
+
 KINDS = ("memory", "files", "files, early", "memory, delayed", "files, delayed")
 
 
 class Training:
-    """One engine and its times."""
+    """One engine and its times, a mean of each turn."""
 
-    def __init__(self, kind: str, case: Case, layout: str, folder: Path) -> None:
+    def __init__(self, kind: str, case: Case, layout: str, folder: Path, limit: int | None = None) -> None:
         files, delayed, early = kind.startswith("files"), kind.endswith("delayed"), kind.endswith("early")
         manifest: dict[str, Any] = {
-            "partition": {"use": [layout] + ["nvme_offload"] * files},
+            "partition": {"use": [layout] + ["nvme_offload"] * files, layout: {"limit_bytes": limit} if limit else {}},
             "precision": {"use": ["bf16"]},
             "optimize": {"use": ["adamw"] + ["delayed_update"] * delayed + ["early_update"] * early},
+            "run": {"overlap_publish": True},  # as `dsx run` does
         }
         if files:
             manifest["partition"]["nvme_offload"] = {"path": str(folder)}
         if delayed:
             manifest["optimize"]["delayed_update"] = {"after": 0}
         self.engine, self.case, self.steps = dsx.prepare(model(case), manifest), case, 0
+        self.beside = delayed or early
         self.forward: list[float] = []
         self.update: list[float] = []
 
-    def step(self) -> None:
-        """One step, its two phases apart; what a step leaves under way belongs to it unless it is delayed."""
+    def step(self) -> tuple[float, float]:
+        """One step, its two phases apart."""
         (words,) = batches(self.case, self.steps, 0)
         start = time.perf_counter()
         self.engine.backward(self.engine(**words)["loss"])
         between = time.perf_counter()
         self.engine.step()
-        self.engine.program.store.drain()
-        self.forward.append(between - start)
-        self.update.append(time.perf_counter() - between)
+        if not self.beside:
+            self.engine.program.store.drain()
         self.steps += 1
+        return between - start, time.perf_counter() - between
 
     def turn(self) -> None:
-        """Two steps, of which the second counts."""
+        """Some steps, of which the first does not count."""
         self.step()
-        self.forward.pop()
-        self.update.pop()
-        self.step()
+        times = [self.step() for _ in range(TURN)]
+        self.forward.append(sum(forward for forward, _ in times) / TURN)
+        self.update.append(sum(update for _, update in times) / TURN)
+        self.engine.quiesce()
+        self.engine.program.store.drain()
 
     def bytes(self) -> int:
         """Of the optimizer's states."""
@@ -107,11 +117,12 @@ def main() -> None:
     parser.add_argument("--path", type=Path, help="a folder on the disk; default: that of temporary files")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--layout", default="zero1")
+    parser.add_argument("--limit", type=int, help="`limit_bytes` of the layout")
     choices = parser.parse_args()
     torch.set_num_threads(choices.threads)
     case = Case(choices.size, "bf16", 1, 1)
     with tempfile.TemporaryDirectory(dir=choices.path) as name:
-        trainings = {kind: Training(kind, case, choices.layout, Path(name)) for kind in KINDS}
+        trainings = {kind: Training(kind, case, choices.layout, Path(name), choices.limit) for kind in KINDS}
         alone = files_alone(Path(name), trainings["memory"].bytes())
         seconds: list[float] = []
         for number in range(choices.rounds + 1):
@@ -139,7 +150,8 @@ def report(size: str, trainings: dict[str, Training], alone: list[float]) -> str
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for kind, training in trainings.items():
-        bounds = [max(one, other) for one, other in zip(memory.update, alone, strict=True)]
+        files = map(min, trainings["files"].update, alone)
+        bounds = [max(one, other) for one, other in zip(memory.update, files, strict=True)]
         own = bounds if kind.startswith("files") else memory.update
         update = statistics.median(mine / bound for mine, bound in zip(training.update, own, strict=True))
         steps = [f + u for f, u in zip(training.forward, training.update, strict=True)]

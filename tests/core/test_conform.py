@@ -28,6 +28,7 @@ from dsx.contracts import (
     State,
     Tier,
     TransportWrapper,
+    Unit,
     Watcher,
     plain_attention,
 )
@@ -369,6 +370,11 @@ class Late(Whole):
         """Never says anything."""
 
 
+class Heedless(Whole):
+    def want(self, unit: Unit | None = None) -> None:
+        """Uses what it has."""
+
+
 class Early(Whole):
     def gradient(self, key: str, number: int, parameter: nn.Parameter) -> None:
         super().gradient(key, number, parameter)
@@ -382,7 +388,13 @@ class Early(Whole):
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [(Whole, None), (Late, "not said to be final"), (Early, "final within a window|changed after")]
+    ("kind", "words"),
+    [
+        (Whole, None),
+        (Late, "not said to be final"),
+        (Early, "final within a window|changed after"),
+        (Heedless, "before its shard is wanted"),
+    ],
 )
 def test_layouts_that_say_when_gradients_are_final(kind: Any, words: str | None) -> None:
     plugins = {"mine": Layouts(kind)}

@@ -142,3 +142,38 @@ def test_states_that_are_far_are_those_of_one_shard_at_a_time() -> None:
 
 def test_a_rule_need_not_pause() -> None:
     assert walked(None, "ab", 0) == ["put a", "done a", "put b", "done b"]
+
+
+class Near(Recording):
+    """Says what is brought near."""
+
+    def prefetch(self, key: str, names: Sequence[str], span: object = None) -> None:
+        self._said.append(f"near {key}{span or ''}")
+
+
+def test_what_follows_is_brought_near_and_no_more_of_it_is_asked_for_than_that() -> None:
+    said: list[str] = []
+    shards = {key: evolve(shard(0, 8, (8,)), flat=evolve(shard(0, 8, (8,)).flat, key=key)) for key in "abcdef"}
+
+    def following() -> Iterator[Shard]:
+        for key in "cefd":
+            said.append(f"asked for {key}")
+            yield shards[key]
+
+    walk = Walk(rule(), Local(*shards.values()), Near(4, said))
+    walk.sweep(
+        lambda piece, states: said.append(f"{piece.shard.key}{piece.start}"),
+        shards=[shards["a"]],
+        following=following(),
+    )
+    assert [text for text in said if not text.startswith(("fetch", "put"))] == [
+        "near a(4, 8)",
+        "asked for c",
+        "near c(0, 4)",
+        "a0",
+        "near c(4, 8)",
+        "a4",
+    ]
+    said.clear()
+    walk.prepare(following())
+    assert said == ["asked for c", "near c(0, 4)", "near c(4, 8)", "asked for e", "near e(0, 4)", "near e(4, 8)"]

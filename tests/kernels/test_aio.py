@@ -222,6 +222,31 @@ def mapping(address: int) -> str | None:
     return None
 
 
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_no_request_is_slept_through(tmp_path: Path, threads: int) -> None:
+    """Several ask for one transfer after another, so that the engine's threads fall asleep all the time."""
+    engine, failed = Files(tmp_path, 4 * BLOCK, threads=threads), []
+
+    def ask(number: int) -> None:
+        memory = aligned(BLOCK)
+        try:
+            for turn in range(500):
+                memory.fill_(turn % 251)
+                engine.write(number * BLOCK, memory).wait()
+                engine.read(number * BLOCK, memory).wait()
+                assert (memory == turn % 251).all()
+        except BaseException as error:
+            failed.append(error)
+
+    askers = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join(120)
+    assert not any(asker.is_alive() for asker in askers) and failed == []
+    engine.close()
+
+
 def test_memory_starts_at_a_page_and_goes_with_its_last_view() -> None:
     memory = aligned(64 * PIECE + 1)
     address = memory.data_ptr()

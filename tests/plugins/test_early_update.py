@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def compare(layout: str, folder: str, accumulation: int, half: bool, clip: float
             held.append(everything(engine))
             if early:
                 stepper, shards = engine.program.stepper, len(engine.program.layout.shards)
-                stood, redone = stepper.stood, stepper.redone
+                stood, late = stepper.stood, stepper.late
             engine.close()
         if found[0] != found[1]:
             wrong.append(f"{states}: losses or norms")
@@ -92,8 +93,8 @@ def compare(layout: str, folder: str, accumulation: int, half: bool, clip: float
             wrong.append(f"{states}: {stood} updates of {STEPS} times {shards} shards were made early")
         if clip is not None and stood:
             wrong.append(f"{states}: {stood} updates were kept that should have been clipped")
-        if stood + redone != STEPS * shards:
-            wrong.append(f"{states}: {stood} and {redone} updates of {STEPS} times {shards} shards")
+        if stood + late != STEPS * shards:
+            wrong.append(f"{states}: {stood} and {late} updates of {STEPS} times {shards} shards")
     return wrong
 
 
@@ -227,6 +228,94 @@ def test_an_update_that_fails_is_heard_of(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(engine.program.rule, "update", fail)
     with pytest.raises(DsxError, match="the disk is gone"):
         engine.train_step([tokens(1, 0, 0)])
+
+
+class Gate:
+    """Holds the updates of a rule back until it is opened."""
+
+    def __init__(self, engine: dsx.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open, self.begun = threading.Event(), 0
+        update = engine.program.rule.update
+
+        def held(*arguments: Any) -> Any:
+            self.begun += 1
+            assert self.open.wait(60)
+            return update(*arguments)
+
+        monkeypatch.setattr(engine.program.rule, "update", held)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("clip", [None, 1e-3])
+def test_what_is_left_is_made_during_the_next_forward(tmp_path, monkeypatch, layout: str, clip: float | None) -> None:
+    sections: dict[str, Any] = {"run": {"overlap_publish": True}}
+    if clip is not None:
+        sections["optimize"] = {"clip_norm": clip}
+    found = []
+    for early in (False, True):
+        engine = prepare(layout, str(tmp_path), early, **sections)
+        engine.train_step([tokens(0, 0, 0)])
+        engine.quiesce()
+        if early:
+            gate = Gate(engine, monkeypatch)
+            engine.train_step([tokens(1, 0, 0)])  # returns, though nothing is updated
+            assert gate.begun <= 1 and not gate.open.is_set()
+            threading.Timer(0.2, gate.open.set).start()
+            loss = engine(*tokens(2, 0, 0))  # waits for what it uses
+            assert gate.open.is_set()
+            engine.backward(loss)
+            engine.step()
+        else:
+            for step in (1, 2):
+                engine.train_step([tokens(step, 0, 0)])
+        found.append(everything(engine))
+        engine.close()
+    assert differing(*found) == []
+
+
+def test_a_late_update_that_fails_is_heard_of(tmp_path, monkeypatch) -> None:
+    engine = prepare("zero1", str(tmp_path), True, run={"overlap_publish": True})
+    engine.train_step([tokens(0, 0, 0)])
+    engine.quiesce()
+    gate = Gate(engine, monkeypatch)
+    held = engine.program.rule.update
+
+    def fail(*arguments: Any) -> None:
+        held(*arguments)
+        raise DsxError("the disk is gone")
+
+    monkeypatch.setattr(engine.program.rule, "update", fail)
+    engine.train_step([tokens(1, 0, 0)])
+    gate.open.set()
+    with pytest.raises(DsxError, match="the disk is gone"):
+        engine(*tokens(2, 0, 0))
+
+
+def cut_finer(layout: str, folder: str) -> list[str]:
+    found = []
+    for limit in (None, 2000):
+        cuts = {} if limit is None else {"limit_bytes": limit}
+        disk = {"path": folder, "piece_bytes": 4096}
+        manifest = {
+            "partition": {"use": [layout, "nvme_offload"], "nvme_offload": disk, layout: cuts},
+            "optimize": {"use": ["adamw", "early_update"]},
+            "run": {"overlap_publish": True},
+        }
+        engine = dsx.prepare(Tangle(width=40), manifest)
+        flats = [flat for unit in engine.program.layout.units for flat in unit.flats]
+        if limit is not None:
+            assert all(flat.size * 4 <= limit or len(flat.segments) == 1 for flat in flats)
+            assert len(flats) > len(engine.program.layout.units)
+        for step in range(STEPS):
+            engine.train_step([tokens(step, 0, dist.get_rank())])
+        found.append(everything(engine))
+        engine.close()
+    return differing(*found)
+
+
+@pytest.mark.parametrize("layout", ["zero1", "zero2", "zero3"])
+def test_units_may_be_cut_finer(ranks, tmp_path, layout: str) -> None:
+    assert ranks.run(cut_finer, layout, str(tmp_path), world=2) == [[], []]
 
 
 def test_plans_show_what_it_holds(tmp_path) -> None:

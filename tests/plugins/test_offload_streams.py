@@ -233,3 +233,21 @@ def test_or_it_races_with_the_next_step(monkeypatch, on_the_heap, wait, instead)
         monkeypatch.setattr(streams._DeviceSide, wait, instead)
         train(recorder, "zero1", FarPlugin(STATES["zero1"], "device"), **LATE)
     assert recorder.races
+
+
+def test_small_buffers_are_parts_of_a_huge_page() -> None:
+    buffers = Buffers(8 << 20, torch.device("cpu"))
+    several = [buffers.take(1 << 20) for _ in range(3)]
+    assert [part.numel() for part in several] == [1 << 20] * 3
+    assert several[0].untyped_storage().data_ptr() == several[1].untyped_storage().data_ptr()
+    assert len({part.data_ptr() for part in several}) == 3
+    assert buffers.bytes == 2 * (2 << 20), "of two pages, the last half of which is unused"
+    odd = buffers.take(300_000)
+    assert 300_000 <= odd.numel() < 600_000 and odd.data_ptr() % 4096 == 0
+    before = buffers.bytes
+    for part in (*several, odd):
+        buffers.give(part)
+    assert buffers.take(1 << 20).numel() == 1 << 20 and buffers.bytes == before
+    assert buffers.take(4096).numel() == 4096 and buffers.bytes == before + 4096
+    buffers.clear()
+    assert buffers.bytes == (1 << 20) + 4096, "what is still used"

@@ -32,7 +32,8 @@ class Ballot:
 
 
 class Watcher(Protocol):
-    """Hears, on the engine's thread, when gradients of a window's last backward are there, before the vote."""
+    """Hears of a layout, on the engine's thread: when gradients of a window's last backward are there, before the vote;
+    and when parameters are about to be used, whose update may still be under way."""
 
     def final(self, shard: Shard) -> None:
         """`gradient_of` of this shard may be read, from any thread: the vote will be about these numbers, unless they
@@ -40,6 +41,10 @@ class Watcher(Protocol):
 
     def revoked(self, shard: Shard) -> None:
         """They are about to change after all; ignored for a shard whose gradient was not final."""
+
+    def wanted(self, shard: Shard) -> None:
+        """Its parameter is about to be used, or the memory of its gradient: on return no update of it is under way, and
+        what came of one was published, in the order of `shards`."""
 
 
 class Layout(Protocol):
@@ -56,6 +61,7 @@ class Layout(Protocol):
     units: Sequence[Unit]
     shards: Sequence[Shard]
     boundaries: frozenset[Boundary]
+    watcher: Watcher | None = None
 
     def adopt(self, flat: Flat, exact: Tensor) -> None:
         """Take a flat parameter's exact weights: [size], of `flat.source`; parameters become views of the live buffer.
@@ -98,7 +104,20 @@ class Layout(Protocol):
         """The backward is over: issue what is left, zeros for what was unused."""
 
     def watch(self, watcher: Watcher) -> None:
-        """From now on say when gradients are final, where `gradients.early` is offered; at set-up, once."""
+        """From now on tell `watcher`, where `gradients.early` is offered; once, before the model is connected.
+
+        What is wanted: a unit's shards before a forward uses them, or anything reads them to bring them somewhere; all
+        of them before a backward starts, and in `settle`.
+        """
+        self.watcher = watcher
+
+    def want(self, unit: Unit | None = None) -> None:
+        """Tell the watcher that a unit's shards are wanted, or all."""
+        watcher = self.watcher
+        if watcher is not None:
+            for shard in self.shards:
+                if unit is None or shard.flat in unit.flats:
+                    watcher.wanted(shard)
 
     def finish(self) -> Ballot:
         """Wait for the window's final gradients and inspect them."""

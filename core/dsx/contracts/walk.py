@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
+from itertools import chain
 
 import torch
 from attrs import frozen
@@ -73,7 +74,7 @@ class Walk:
         gradient: Callable[[Part], Tensor] | None = None,
         partial: bool = False,
         shards: Sequence[Shard] | None = None,
-        following: Sequence[Shard] = (),
+        following: Iterable[Shard] = (),
     ) -> None:
         """Give every piece to `call`, with its states; `done` follows the last piece of a shard.
 
@@ -85,39 +86,53 @@ class Walk:
         gradient  None: the layout's
         partial   whether `call` may leave some of a parameter as it is: then it is read even if there is a master
         shards    those to walk; None: all
-        following others, of which a later sweep will begin with the first: what it needs may be brought near already
+        following others, in the order in which later sweeps are likely to be of them; the next one is asked for when
+                  there is nothing else to be brought near
         """
         apart = {name for name, given in (("param", target), ("grad", gradient)) if given is not None}
         gradient, place = gradient or self._gradient, target or self._target
-        mine = self.parts if shards is None else self._of(shards)
-        parts, near, reach = [*mine, *self._of(following)], 0, 0
+        mine = self.parts if shards is None else list(self._each(shards))
+        queue = chain(mine, self._each(following))
+        near: deque[int] = deque()  # elements of the pieces that were brought near
         paused = Paused()
         coming: Mapping[str, Copy] = {}
         for number, part in enumerate(mine):
-            reach = max(0, reach - len(part.piece))
-            near = max(near, number + 1)
-            while near < len(parts) and (near == number + 1 or reach < self._reach):
-                self._bring(parts[near], apart, partial)
-                reach += len(parts[near].piece)
-                near += 1
+            if near:
+                near.popleft()
+            else:
+                next(queue)
+            while (not near or sum(near) < self._reach) and (later := next(queue, None)) is not None:
+                self._bring(later, apart, partial)
+                near.append(len(later.piece))
             names = [name for name in part.names if name not in apart]
             states = self._fetch(part, names, place(part), partial)
             states["grad"] = coming["grad"].source if coming else gradient(part)
             with self._crossing.together(states, coming) as there:
                 crosses = there is not states and device_of(there).type == "cpu" and number + 1 < len(mine)
-                coming = self._start(parts[number + 1], gradient, place) if crosses else {}
+                coming = self._start(mine[number + 1], gradient, place) if crosses else {}
                 rest = iter(call(part.piece, there) or ())
                 if self._reach or there is not states:  # these make room for the next piece's
                     deque(rest, maxlen=0)
             paused.add(rest, functools.partial(self._over, part, names, done))
         paused.finish()
 
+    def prepare(self, shards: Iterable[Shard]) -> None:
+        """Bring near, twice as far as a sweep would, what one with a `target` and a `gradient` begins with that is
+        likely to be of these."""
+        reach = 0
+        for part in self._each(shards):
+            self._bring(part, {"param", "grad"}, partial=False)
+            reach += len(part.piece)
+            if reach >= 2 * self._reach:
+                return
+
     def parts_of(self, shard: Shard) -> Sequence[Part]:
         """The pieces of one shard."""
         return self._by_shard[shard]
 
-    def _of(self, shards: Sequence[Shard]) -> list[Part]:
-        return [part for shard in shards for part in self.parts_of(shard)]
+    def _each(self, shards: Iterable[Shard]) -> Iterator[Part]:
+        for shard in shards:
+            yield from self.parts_of(shard)
 
     @cached_property
     def _by_shard(self) -> Mapping[Shard, Sequence[Part]]:

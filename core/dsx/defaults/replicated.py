@@ -55,16 +55,20 @@ class Replicated(WholeParameters):
         self._squares: dict[Bucket, Tensor] = {}
         self._scope: Scope = "mean"
         self._sending = False
-        self._watcher: Watcher | None = None
         self._by_key = {shard.key: shard for shard in self.shards}
 
     def watch(self, watcher: Watcher) -> None:
-        self._watcher = watcher
+        super().watch(watcher)
+        self.boundaries = frozenset({"enter"})
+
+    def enter(self, unit: Unit) -> None:
+        self.want(unit)
 
     def _buffer(self, bucket: Bucket) -> Tensor:
         return self._transport.allocate(bucket.size, bucket.dtype, self._device)
 
     def begin_backward(self, boundary: bool, scope: Scope, sync: bool = True) -> None:
+        self.want()
         self._scope = scope
         self._sending = boundary and sync and scope == "mean"
         self._reductions.begin(self._sending)
@@ -75,7 +79,7 @@ class Replicated(WholeParameters):
     def _send(self, bucket: Bucket) -> None:
         buffer = bucket.complete()
         self._handles[bucket] = self._transport.all_reduce(buffer, "mean", channel="reduce", purpose="reduce")
-        if self._watcher is not None:
+        if self.watcher is not None:
             self._land(FLIGHT if self._world > 1 else 0)
 
     def _land(self, left: int) -> None:
@@ -83,14 +87,14 @@ class Replicated(WholeParameters):
         while len(self._handles) > left:
             bucket = next(iter(self._handles))
             self._handles.pop(bucket).wait()
-            if self._watcher is not None:
+            if self.watcher is not None:
                 for slot in bucket.slots:
-                    self._watcher.final(self._by_key[slot.flat.key])
+                    self.watcher.final(self._by_key[slot.flat.key])
 
     def _repair(self, bucket: Bucket, extra: Tensor | None) -> None:
-        if self._watcher is not None:
+        if self.watcher is not None:
             for slot in bucket.slots:
-                self._watcher.revoked(self._by_key[slot.flat.key])
+                self.watcher.revoked(self._by_key[slot.flat.key])
         late = torch.zeros_like(bucket.memory()) if extra is None else extra
         self._transport.all_reduce(late, "mean", channel="reduce", purpose="reduce").wait()
         bucket.memory().add_(late)
@@ -99,7 +103,7 @@ class Replicated(WholeParameters):
     def end_backward(self) -> None:
         if self._sending:
             self._reductions.flush()
-            if self._watcher is not None:
+            if self.watcher is not None:
                 self._land(0)
 
     def finish(self) -> Ballot:
@@ -133,7 +137,7 @@ class Replicated(WholeParameters):
         """Every rank made the same update."""
 
     def settle(self) -> None:
-        """Nothing travels."""
+        self.want()
 
     def reset(self) -> None:
         self._reductions.reset()

@@ -25,6 +25,7 @@ from dsx.errors import DsxError
 from dsx.hooks import Hooks
 from dsx.registry import Plugin, Registry
 from dsx.start import prepare
+from dsx.testing.late import LatePlugin
 from dsx.testing.models import Attentive, Tangle, tokens
 from dsx.testing.plain import distance, largest, weights_of
 from dsx.testing.ranks import Ranks
@@ -75,6 +76,7 @@ def check_plugin(
             ROLE_CHECKS[role](first)
         if "gradients.early" in plugin.descriptor.filled(_options(plugin))[role].offers:
             check_early_gradients(first, lambda: first(*tokens(0, 0, 0)))
+            _check_wanted(make, tables, plugins, losses)
     if ranks is None:
         return
     _check_ranks(name, make, tables, plugins, ranks, tolerance)
@@ -85,6 +87,18 @@ def check_plugin(
 def _say(holds: bool, words: str) -> None:
     if not holds:
         raise AssertionError(words)
+
+
+def _check_wanted(
+    make: Callable[[], nn.Module], tables: Tables, plugins: Mapping[str, Any] | None, losses: Sequence[float]
+) -> None:
+    """An update may be as late as the layout wants it."""
+    optimize = tables.get("optimize", {})
+    late = {"optimize": {**optimize, "use": [*optimize.get("use", ()), "late"]}}
+    run = {"run": {**tables["run"], "overlap_publish": True}}
+    engine, found, _ = _train(make, {**tables, **late, **run}, {**(plugins or {}), "late": LatePlugin()})
+    engine.close()
+    _say(found == losses, f"a parameter is used before its shard is wanted: losses are {found}, and not {losses}")
 
 
 def _check_descriptor(plugin: Plugin) -> None:

@@ -286,6 +286,10 @@ class _Seen(Watcher):
     def revoked(self, shard: Shard) -> None:
         self.gradients.pop(shard, None)
 
+    def wanted(self, shard: Shard) -> None:
+        """No update is under way."""
+        return
+
 
 def check_attention(engine: Engine) -> None:
     """Every claimed site keeps shapes and dtypes, at any length, with finite gradients."""

@@ -6,6 +6,7 @@
 #include "../native.h"
 #include "sums.h"
 
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
@@ -41,9 +42,10 @@ struct Request {
     char* data;
     int64_t bytes, offset;
     bool write;
-    int64_t left;        // pieces that are not done
-    int32_t error;       // of the first piece that failed
-    int64_t where;       // where that was
+    std::atomic<int64_t> left;  // pieces that are not done; at 0 all that precedes is final, and no thread's any more
+    int32_t error;              // of the first piece that failed
+    int64_t where;              // where that was
+    bool awaited;               // whether somebody sleeps until it is done
 };
 
 // A request in the queue of a file: `at` is where its next piece there starts.
@@ -57,6 +59,7 @@ struct File {
     bool direct;
     std::deque<Turn> queue;
     std::condition_variable work;
+    int64_t idle = 0;  // threads that sleep and were not called; if one wakes by itself, more than there are
 };
 
 struct Piece {
@@ -162,13 +165,16 @@ class Engine {
         for (int64_t piece = first; piece <= last && piece < first + turn; piece++) {
             File& file = files[size_t(piece % turn)];
             file.queue.push_back({request, std::max(request->offset, piece * PIECE)});
-            piece + turn > last ? file.work.notify_one() : file.work.notify_all();
+            call(file, (last - piece) / turn + 1);
         }
         return NONE;
     }
 
-    bool wait(const Request* request, int64_t milliseconds) {
+    bool wait(Request* request, int64_t milliseconds) {
+        if (request->left.load(std::memory_order_acquire) == 0) return true;
+        if (milliseconds == 0) return false;
         std::unique_lock<std::mutex> lock(mutex);
+        request->awaited = true;
         return done.wait_for(lock, std::chrono::milliseconds(milliseconds), [&] { return request->left == 0; });
     }
 
@@ -178,11 +184,19 @@ class Engine {
     }
 
   private:
+    // Wakes as many threads as there are pieces, if so many sleep: waking one takes longer than all else here.
+    void call(File& file, int64_t pieces) {
+        for (; pieces > 0 && file.idle > 0; pieces--, file.idle--) file.work.notify_one();
+    }
+
     void work(File& file) {
         Bounce bounce;
         std::unique_lock<std::mutex> lock(mutex);
         for (;;) {
-            file.work.wait(lock, [&] { return stopping || !file.queue.empty(); });
+            while (!stopping && file.queue.empty()) {
+                file.idle++;  // again after a call that came to nothing, since somebody else was quicker
+                file.work.wait(lock);
+            }
             if (file.queue.empty()) break;
             Request* request = file.queue.front().request;
             const Piece piece = next(file);
@@ -247,9 +261,10 @@ class Engine {
             request->error = outcome.error;
             request->where = outcome.where;
         }
-        if (--request->left) return;
+        const bool awaited = request->awaited;
+        if (request->left.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
         unfinished--;
-        done.notify_all();
+        if (awaited) done.notify_all();
         room.notify_one();
     }
 
@@ -299,7 +314,7 @@ DSX_API void dsx_aio_free(void* engine) { delete engine_of(engine); }
 DSX_API int32_t dsx_aio_submit(void* engine, int32_t write, void* data, int64_t bytes, int64_t offset,
                                int64_t milliseconds, void** request) {
     char* const memory = static_cast<char*>(data);
-    std::unique_ptr<Request> made(new (std::nothrow) Request{memory, bytes, offset, bool(write), 0, 0, 0});
+    std::unique_ptr<Request> made(new (std::nothrow) Request{memory, bytes, offset, bool(write), {0}, 0, 0, false});
     if (!made) return ENOMEM;
     const int32_t error = engine_of(engine)->submit(made.get(), milliseconds);
     if (error == NONE) *request = made.release();
