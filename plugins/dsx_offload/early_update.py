@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -63,6 +64,7 @@ class Early(Stepper, Watcher):
         self._turns = Turns(layout.shards)
         self._places = {shard: number for number, shard in enumerate(layout.shards)}
         self._here: set[Shard] = set()  # those of which a state is elsewhere, updated by the engine's own thread
+        self._in_place: set[Shard] = set()  # those that the thread updated after the vote
         self._decided, self._published = False, 0
         self._copies: deque[Tensor] = deque()
         self._worker: ThreadPoolExecutor | None = None
@@ -130,16 +132,15 @@ class Early(Stepper, Watcher):
 
     def _update(self, turn: Turn) -> None:
         shard, job = turn.shard, turn.job
+        sweep = partial(self._walk.sweep, self._call(job), shards=[shard], following=self._turns.upcoming())
+        self._store.aside(shard.key, self._able[shard])
+        if turn.decided:  # then nothing has to be undone, and nobody uses the parameter until it is wanted
+            sweep(partial=not all(job.used))
+            self._in_place.add(shard)
+            return
         if "master" not in self._store.names(shard.key) or not all(job.used):
             self._staged.copy_live(shard)
-        self._store.aside(shard.key, self._able[shard])
-        self._walk.sweep(
-            self._call(job),
-            target=self._staged.part,
-            gradient=None if turn.decided else self._copy_gradient,
-            shards=[shard],
-            following=self._turns.upcoming(),
-        )
+        sweep(target=self._staged.part, gradient=self._copy_gradient)
 
     def _call(self, job: Job) -> Callable[[Piece, Mapping[str, Tensor]], Iterator[object] | None]:
         nothing = torch.zeros(0, len(job.used), dtype=torch.float64)
@@ -200,7 +201,8 @@ class Early(Stepper, Watcher):
             if able:
                 self._side.join()
                 self._store.keep(shard.key, self._able[shard])
-                self._staged.show(shard)
+                if shard not in self._in_place:
+                    self._staged.show(shard)
             self._layout.publish(shard)
             self._published += 1
 
@@ -214,6 +216,7 @@ class Early(Stepper, Watcher):
     def _reset(self) -> Collection[Shard]:
         self._decided = False
         self._here.clear()
+        self._in_place.clear()
         return self._turns.reset()
 
     def forget(self) -> None:
