@@ -54,6 +54,7 @@ class Layout(Protocol):
     units       as cut at set-up
     shards      what this rank updates, in the fixed order
     boundaries  those of enter, leave, back, exit that it wants core to call, around every unit
+    watcher     of `watch`, if any
 
     Owns the live parameters, the gradient buffers and their pools.
     """

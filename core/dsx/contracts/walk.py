@@ -117,8 +117,8 @@ class Walk:
         paused.finish()
 
     def prepare(self, shards: Iterable[Shard]) -> None:
-        """Bring near, twice as far as a sweep would, what one with a `target` and a `gradient` begins with that is
-        likely to be of these."""
+        """Bring near what later sweeps begin with, that have a `target` and a `gradient` and are likely to be of these;
+        twice as far as a sweep looks ahead, since meanwhile the disk has nothing else to do."""
         reach = 0
         for part in self._each(shards):
             self._bring(part, {"param", "grad"}, partial=False)
