@@ -126,9 +126,8 @@ class Early(Stepper, Watcher):
                     if not self._turns.made(turn):
                         self._store.forget(turn.shard.key, self._able[turn.shard])
                 self._walk.prepare(self._turns.upcoming())
-        except BaseException:
-            self._turns.fail()
-            raise
+        except BaseException as failure:
+            self._turns.fail(failure)
 
     def _update(self, turn: Turn) -> None:
         shard, job = turn.shard, turn.job
@@ -196,7 +195,7 @@ class Early(Stepper, Watcher):
             able = shard in self._able
             if not (self._turns.wait(shard, self._published < until) if able else shard in self._here):
                 if self._published < until:
-                    self._finish()  # raises what happened to the thread
+                    self._finish()
                 return
             if able:
                 self._side.join()
@@ -242,14 +241,13 @@ class Early(Stepper, Watcher):
         return {"early param": self._staged.bytes(), "early grad": copies}
 
     def _finish(self) -> None:
-        """Wait until the thread has nothing to do."""
+        """Wait until the thread has nothing to do. Raises what happened to it."""
         running, self._running = self._running, None
         if running is not None:
-            try:
-                running.result()
-            except BaseException:
-                self._reset()
-                raise
+            running.result()
+        if (failure := self._turns.failure) is not None:
+            self._reset()
+            raise failure
         self._side.join()
 
 

@@ -40,8 +40,9 @@ class Turns:
         self._prepared: set[Shard] = set()
         self._at_work: Shard | None = None
         self._made: set[Shard] = set()
-        self._busy = self._failed = self._decided = False
+        self._busy = self._decided = False
         self.job: Job | None = None
+        self.failure: BaseException | None = None
 
     # ---- for the thread that waits
 
@@ -78,13 +79,13 @@ class Turns:
         """Until a shard is updated: whether it is. Not `patient`: without waiting."""
         with self._turn:
             if patient:
-                self._turn.wait_for(lambda: shard in self._made or self._failed or not self._busy)
+                self._turn.wait_for(lambda: shard in self._made or self.failure is not None or not self._busy)
             return shard in self._made
 
     def take_back(self, shard: Shard) -> bool:
         """It has no turn, or had none: whether it was updated. Waits for it if it is at work."""
         with self._turn:
-            self._turn.wait_for(lambda: self._at_work is not shard or self._failed)
+            self._turn.wait_for(lambda: self._at_work is not shard or self.failure is not None)
             self._waiting.discard(shard)
             known = shard in self._made
             self._made.discard(shard)
@@ -100,8 +101,8 @@ class Turns:
         with self._turn:
             self.cancel()
             made, self._made = self._made, set()
-            self._busy = self._failed = self._decided = False
-            self._at_work = self.job = None
+            self._busy = self._decided = False
+            self._at_work = self.job = self.failure = None
             self._prepared.clear()
             self._expected = [*self._came, *(shard for shard in self._expected if shard not in self._came)]
             self._came.clear()
@@ -146,10 +147,10 @@ class Turns:
             self._turn.notify_all()
             return stands
 
-    def fail(self) -> None:
-        """Nothing more will be updated."""
+    def fail(self, failure: BaseException) -> None:
+        """Nothing more will be updated: those who wait do not wait any longer, and find out why."""
         with self._turn:
-            self._failed = True
+            self.failure = failure
             self._turn.notify_all()
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import dsx
 from built import needs_native
-from dsx.contracts import Job, Piece, Rule, State
+from dsx.contracts import Job, Piece, Rule, State, Walk
 from dsx.errors import DsxError
 from dsx.plugin import Descriptor, Fill, Part, hook
 from dsx.testing import check_plugin
@@ -289,6 +289,28 @@ def test_a_late_update_that_fails_is_heard_of(tmp_path, monkeypatch) -> None:
     gate.open.set()
     with pytest.raises(DsxError, match="the disk is gone"):
         engine(*tokens(2, 0, 0))
+
+
+def test_reading_ahead_that_fails_is_heard_of(tmp_path, monkeypatch) -> None:
+    """It is the thread's last work, when others may have begun already."""
+    engine = prepare("zero1", str(tmp_path), True, run={"overlap_publish": True})
+    engine.train_step([tokens(0, 0, 0)])
+    engine.quiesce()
+    prepare_ahead, here = Walk.prepare, threading.get_ident()
+
+    def fail(walk: Walk, shards: Any) -> None:
+        if threading.get_ident() != here:
+            raise DsxError("the disk is gone")
+        prepare_ahead(walk, shards)
+
+    def train() -> None:
+        for step in range(1, 4):
+            engine.train_step([tokens(step, 0, 0)])
+        engine.quiesce()
+
+    monkeypatch.setattr(Walk, "prepare", fail)
+    with pytest.raises(DsxError, match="the disk is gone"):
+        train()
 
 
 def cut_finer(layout: str, folder: str) -> list[str]:

@@ -106,9 +106,9 @@ def test_whoever_waits_hears_of_a_shard_and_of_a_failure() -> None:
     turn = turns.next()
     assert turn is not None
     turns.made(turn)
-    turns.fail()
+    turns.fail(OSError("gone"))
     waiter.join(10)
-    assert heard == [True, False]
+    assert heard == [True, False] and isinstance(turns.failure, OSError)
     assert turns.reset() == {SHARDS[3]}
     assert turns.add([SHARDS[0]])
 
