@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import Tensor, nn
 
 from dsx.batch import MicroBatch, forward, loss_of
@@ -178,16 +179,7 @@ class Engine:
         loss, words = outcome.loss / outcome.weight, dict(zip(self.words, outcome.spare, strict=True))
         if not math.isfinite(norm):
             self._skip()
-            return Report(
-                step=self.steps,
-                stepped=False,
-                skipped=True,
-                skips=self.skips,
-                loss=loss,
-                norm=norm,
-                scale=scale,
-                words=words,
-            )
+            return evolve(self._waiting(), skipped=True, loss=loss, norm=norm, scale=scale, words=words)
         program.scaler.update(True)
         multiplier = min(1.0, self._clip / (norm + 1e-6)) / scale / weight
         hypers = self._start(outcome, multiplier)
@@ -207,6 +199,7 @@ class Engine:
         program, weight = self.program, math.fsum(self._weights)
         loss = torch.zeros(()) if self._loss is None else self._loss
         spare = [word() for word in self.words.values()]
+        program.stepper.voting()
         while True:
             ballot = program.layout.finish()
             outcome = vote(program.transport, ballot, loss, weight, program.rule.ballot(), spare)

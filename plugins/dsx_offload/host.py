@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from dsx.contracts import PASSED, Event, Span, Tier, lasting, pinned
+from dsx.contracts import PASSED, Event, Span, Tier, host_memory, lasting, pinned
 from dsx_offload.claims import PARAMETER, Claims
 from dsx_offload.lending import Lending, Place
 
@@ -32,7 +31,8 @@ class HostTier(Tier):
         return self._claims.idle()
 
     def room(self) -> int | None:
-        return available_memory()
+        free = host_memory()
+        return None if free is None else free.available
 
     def create(self, key: str, name: str, tensor: Tensor) -> None:
         self._tensors[key, name] = held = self._empty(tensor)
@@ -99,16 +99,3 @@ class HostTier(Tier):
             home.synchronize()
         else:
             home.wait()
-
-
-def available_memory() -> int | None:
-    """Bytes that this host can give without swapping; None where it does not say."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            lines = dict(line.split(":", 1) for line in file)
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        try:
-            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        except (OSError, ValueError):
-            return None

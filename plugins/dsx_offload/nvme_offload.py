@@ -32,7 +32,7 @@ class Options(TierOptions):
 
     path: str | tuple[str, ...]
     piece_bytes: Annotated[int, positive] = 2 << 20
-    threads: Annotated[int, positive] = 4
+    threads: Annotated[int, positive] = 16
     direct: bool = True
     checksums: bool = False
 

@@ -1,6 +1,6 @@
 """The file engine (`dsx_kernels.aio`) against fio, on the same disk in the same run.
 
-    python tests/bench/files.py FOLDER [--size 1024] [--rounds 9] [--threads 4] [--checksums] [--json OUT]
+    python tests/bench/files.py FOLDER [--size 1024] [--rounds 9] [--threads 16] [--checksums] [--json OUT]
 
 Each moves the same bytes past the page cache in pieces of 1 MiB, over files of `--size` MiB that were written before:
 
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--size", type=int, default=1024, help="MiB")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=16)
     parser.add_argument("--checksums", action="store_true")
     parser.add_argument("--json", type=Path, metavar="OUT")
     choices = parser.parse_args()

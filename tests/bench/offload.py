@@ -12,6 +12,9 @@ update              from there until `step` returns; without a stepper that goes
 step                both; one step after another, with as much under way at the end as there was at the beginning
 bound               the larger of the update in memory and of the files: of the walk through them in an update, or of
                     the file engine alone, whichever is shorter
+step / larger phase   of forward and backward, and the bound of an update: what a machine could do that updates and
+                      reads and writes for nothing while it computes
+step / larger         of a step with states in memory, and the bound: the arithmetic of an update takes its time too
 hidden              how much shorter a step is with `delayed_update` or `early_update`, of the update without
 """
 
@@ -82,8 +85,9 @@ class Training:
         self.engine.program.store.drain()
 
     def bytes(self) -> int:
-        """Of the optimizer's states."""
-        return sum(self.engine.program.store.bytes().values())
+        """Of the optimizer's states, which an update reads and writes once."""
+        held = self.engine.program.store.bytes()
+        return sum(count for name, count in held.items() if name not in ("param", "grad"))
 
 
 def files_alone(folder: Path, size: int) -> Callable[[], float]:
@@ -146,8 +150,9 @@ def report(size: str, trainings: dict[str, Training], alone: list[float]) -> str
     lines = [
         f"{size}: {memory.bytes() / 1e6:.0f} MB of states; alone, files take {1e3 * io:.0f} ms for them, both ways",
         "",
-        "| states | forward, backward ms | update ms | step ms | update / bound | step / larger phase | hidden |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| states | forward, backward ms | update ms | step ms | update / bound | step / larger phase | step / larger "
+        "| hidden |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for kind, training in trainings.items():
         files = map(min, trainings["files"].update, alone)
@@ -160,10 +165,13 @@ def report(size: str, trainings: dict[str, Training], alone: list[float]) -> str
         larger = statistics.median(
             step / max(forward, bound) for step, forward, bound in zip(steps, memory.forward, own, strict=True)
         )
+        inside = [f + u for f, u in zip(memory.forward, memory.update, strict=True)]
+        whole = statistics.median(step / max(one, bound) for step, one, bound in zip(steps, inside, own, strict=True))
         hidden = statistics.median((one - step) / up for one, step, up in zip(plain, steps, base.update, strict=True))
         shown = f"{hidden:.2f}" if ", " in kind else ""
         ms = [1e3 * statistics.median(values) for values in (training.forward, training.update, steps)]
-        lines.append(f"| {kind} | {ms[0]:.0f} | {ms[1]:.0f} | {ms[2]:.0f} | {update:.2f} | {larger:.2f} | {shown} |")
+        ratios = f"{update:.2f} | {larger:.2f} | {whole:.2f} | {shown}"
+        lines.append(f"| {kind} | {ms[0]:.0f} | {ms[1]:.0f} | {ms[2]:.0f} | {ratios} |")
     lines.append(f"\nupdate in memory {1e3 * compute:.0f} ms")
     return "\n".join(lines)
 

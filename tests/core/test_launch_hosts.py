@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from dsx.errors import DsxError
 from dsx.launch.blame import Ended, Failure, Losses, blamed, rank_failed
 from dsx.launch.config import LaunchConfig
 from dsx.launch.launch import launch_with
+from dsx.launch.worker import rank_folder
 
 TARGETS = """
 import os, torch, torch.distributed as dist
@@ -123,6 +125,18 @@ def test_hosts_merge_what_they_know_and_a_lost_link_is_told_in_words() -> None:
     assert error.what == "rank 0 lost another rank (exit code 1)"
     assert "look for a host that is gone, a link that is cut" in str(error)
     assert error.where == "a:/tmp/rank_0"
+
+
+def test_a_rank_that_was_killed_for_want_of_memory_is_told_so(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        rank_folder(tmp_path, rank).mkdir(parents=True)
+    ended = {0: Ended(1, 4), 1: Ended(128 + signal.SIGKILL, 2)}
+    starved = Losses.of(ended, tmp_path, "a", starved=True)
+    error = rank_failed(Losses.merged([Losses({}, {}, {}, {}).to_json(), starved.to_json()]))
+    assert error.what == "rank 1 was killed for want of memory (SIGKILL, exit code 137)"
+    assert "`dsx plan`" in str(error)
+    killed = rank_failed(Losses.of(ended, tmp_path, "a"))
+    assert killed.what == "rank 1 was killed by SIGKILL (exit code 137)"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")

@@ -23,6 +23,7 @@ from attrs import frozen
 
 from dsx.entries import COMMANDS, PLUGINS, Entries, Registration
 from dsx.errors import DsxError
+from dsx.host import cores, memory
 
 if TYPE_CHECKING:
     from dsx.plan.profile import Profile
@@ -85,6 +86,7 @@ def examine() -> Iterator[Finding]:
     yield Finding("python", "ok", f"{platform.python_version()} at {sys.executable}, {platform.platform(terse=True)}")
     yield from _distribution()
     yield from _torch()
+    yield _memory()
     yield _compiler()
     yield _package("triton", ("triton",), "GPU kernels in Triton do not run, nor torch.compile on GPUs")
     yield _package("cupy", _cupys(), "GPU kernels in CUDA C++ do not run; others take their place, more slowly")
@@ -113,15 +115,15 @@ def _profile(nproc: int | None, as_json: bool) -> None:
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = torch.device("cuda" if gpus else "cpu")
-    most, load = nproc or gpus or min(2, _cores()), os.getloadavg()[0]
+    most, load = nproc or gpus or min(2, cores()), os.getloadavg()[0]
     found = [measure(device, ranks, show=True) for ranks in sorted({1, most})]
     file = save(found)
     if as_json:
         click.echo(json.dumps([attrs.asdict(profile) for profile in found], indent=2))
     else:
         _show_profiles(found, file)
-        if load > _BUSY * _cores():
-            click.echo(f"other programs kept {load:.1f} of {_cores()} cores busy: measure again when they are done")
+        if load > _BUSY * cores():
+            click.echo(f"other programs kept {load:.1f} of {cores()} cores busy: measure again when they are done")
 
 
 def _show_profiles(profiles: Sequence[Profile], file: Path) -> None:
@@ -234,19 +236,23 @@ def _backends(torch: Any) -> Iterator[Finding]:
 
 
 def _threads(torch: Any) -> Finding:
-    cores = _cores()
+    free = cores()
     threads, setting = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
     told = f"OMP_NUM_THREADS is '{setting}'" if setting else "OMP_NUM_THREADS is not set"
-    found = f"torch uses {threads} of {cores} cores; {told}"
-    if threads > cores:
+    found = f"torch uses {threads} of {free} cores; {told}"
+    if threads > free:
         return Finding("threads", "note", found, "more threads than cores are slower than one for each")
     if setting:
         return Finding("threads", "ok", f"{found}, and counts for each rank")
     return Finding("threads", "ok", f"{found}: with --nproc, ranks share the cores")
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+def _memory() -> Finding:
+    found = memory()
+    if found is None:
+        return Finding("memory", "note", "this host does not say how much is free", "dsx plan says what a run takes")
+    bound = "" if found.limit is None else f", of {found.limit / _GB:.1f} GB that this container may use"
+    return Finding("memory", "ok", f"{found.available / _GB:.1f} GB free{bound}")
 
 
 def _compiler() -> Finding:

@@ -43,6 +43,7 @@ from dsx.contracts.transport import (
 )
 from dsx.contracts.walk import Part, Walk
 from dsx.contracts.whole import WholeParameters
+from dsx.host import memory as host_memory
 
 CONTRACT = 1
 """Version of these contracts; a plugin's descriptor states the one it was written for."""
@@ -107,6 +108,7 @@ __all__ = [
     "comes_back",
     "fill_buckets",
     "grid",
+    "host_memory",
     "lasting",
     "logical_state",
     "memory_of",

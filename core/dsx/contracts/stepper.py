@@ -29,6 +29,11 @@ class Stepper(Protocol):
         """
         return
 
+    def voting(self) -> None:
+        """The window is closed, and the vote on its gradients begins: meanwhile what an update reads first may be
+        brought near."""
+        return
+
     def start(self, job: Job) -> None:
         """Make the update: each piece is fetched, updated and put back; after a shard's last piece, published."""
 

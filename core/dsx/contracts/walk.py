@@ -117,8 +117,10 @@ class Walk:
         paused.finish()
 
     def prepare(self, shards: Iterable[Shard]) -> None:
-        """Bring near what later sweeps begin with, that have a `target` and a `gradient` and are likely to be of these;
+        """Bring near what later sweeps begin with, which are likely to be of these, gradients and parameters apart;
         twice as far as a sweep looks ahead, since meanwhile the disk has nothing else to do."""
+        if not self._reach:  # nothing is far
+            return
         reach = 0
         for part in self._each(shards):
             self._bring(part, {"param", "grad"}, partial=False)

@@ -23,6 +23,9 @@ class Inline(Stepper):
     def drain(self) -> None:
         """Nothing is ever left over."""
 
+    def voting(self) -> None:
+        self._walk.prepare(self._layout.shards)
+
     def start(self, job: Job) -> None:
         rule, layout = self._rule, self._layout
         sums = torch.zeros(rule.sums, len(job.used), dtype=torch.float64)

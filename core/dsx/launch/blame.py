@@ -25,6 +25,7 @@ _ECHOES = {
 """What gloo says, and what it means: the error is that of a rank it was talking to, or of the link between them."""
 
 
+_STARVED = "`dsx plan` says what a rank takes; fewer samples in a micro-batch, or another [partition], take less"
 _REMEDY = "look for a host that is gone, a link that is cut, or a rank that hangs; --timeout is how long ranks wait"
 
 
@@ -65,16 +66,19 @@ class Losses:
     failures  what they wrote of it
     places    folders with their output
     outputs   the end of what they wrote to stderr, where that did not go to a terminal
+    starved   those that were killed (SIGKILL) where the kernel ended somebody for want of memory
     """
 
     ended: Mapping[int, Ended]
     failures: Mapping[int, Failure]
     places: Mapping[int, str]
     outputs: Mapping[int, str]
+    starved: Sequence[int] = ()
 
     @classmethod
-    def of(cls, ended: Mapping[int, Ended], folder: Path, host: str) -> Losses:
-        """Those of this host's ranks that have their folders in `folder`."""
+    def of(cls, ended: Mapping[int, Ended], folder: Path, host: str, starved: bool = False) -> Losses:
+        """Those of this host's ranks that have their folders in `folder`; `starved` is whether the kernel has
+        ended somebody here for want of memory since they began."""
         told = [Failure(**json.loads(file.read_text())) for file in folder.glob(f"*/{FAILURE_FILE}")]
         failures = {failure.rank: failure for failure in told}
         folders = {rank: rank_folder(folder, rank) for rank in {*ended, *failures}}
@@ -83,6 +87,7 @@ class Losses:
             failures,
             {rank: f"{host}:{own}" if host else str(own) for rank, own in folders.items()},
             {rank: _tail(own / "stderr.log") for rank, own in folders.items()},
+            [rank for rank, end in ended.items() if starved and end.exit_code == 128 + signal.SIGKILL],
         )
 
     @classmethod
@@ -98,6 +103,7 @@ class Losses:
             every("failures", lambda value: Failure(**value)),
             every("places", str),
             every("outputs", str),
+            [rank for host in hosts for rank in host["starved"]],
         )
 
     def __bool__(self) -> bool:
@@ -140,12 +146,14 @@ def rank_failed(losses: Losses) -> RankFailed:
     code = failure.code if failure is not None else losses.ended[rank].exit_code
     told = [failure.traceback if failure is not None else None, losses.outputs[rank]]
     return RankFailed(
-        f"rank {rank} {_ending(code, failure)}",
+        f"rank {rank} was killed for want of memory (SIGKILL, exit code {code})"
+        if rank in losses.starved
+        else f"rank {rank} {_ending(code, failure)}",
         rank=rank,
         exit_code=code,
         where=losses.places[rank],
         found="".join("\n" + indent(text.rstrip(), "    ") for text in told if text) or None,
-        remedy=_REMEDY if failure is not None and failure.echo else None,
+        remedy=_STARVED if rank in losses.starved else _REMEDY if failure is not None and failure.echo else None,
     )
 
 

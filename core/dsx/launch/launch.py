@@ -19,6 +19,7 @@ from typing import Any
 from attrs import define, field
 
 from dsx.errors import DsxError
+from dsx.host import cores, memory_kills
 from dsx.launch.blame import Ended, Losses, rank_failed
 from dsx.launch.config import LaunchConfig, exchange_s
 from dsx.launch.distributed import TIMEOUT
@@ -99,6 +100,7 @@ class _Watch:
     end         raised to end all ranks at once
     round       how often ranks have been started
     ranks       those of this host, in this round
+    kills       for want of memory, before this round
     stopped_by  the number of the signal that asked the run to stop, or 0
     """
 
@@ -107,6 +109,7 @@ class _Watch:
     end: type[BaseException]
     round: int = 0
     ranks: Sequence[int] = field(factory=tuple)
+    kills: int = 0
     stopped_by: int = 0
 
     @property
@@ -116,6 +119,7 @@ class _Watch:
 
     def starting(self, ranks: Sequence[int], world: int, hosts: int) -> None:
         self.round, self.ranks = self.round + 1, ranks
+        self.kills = memory_kills()
         os.environ[ROUND] = str(self.folder)
         if self.round > 1:
             _say(f"all ranks start again: {world} on {hosts} host{'s' if hosts > 1 else ''}")
@@ -132,7 +136,8 @@ class _Watch:
         return self._losses(ended).to_json()
 
     def _losses(self, ended: Mapping[int, Ended]) -> Losses:
-        return Losses.of(ended, self.folder, socket.gethostname() if self.config.several_hosts else "")
+        host = socket.gethostname() if self.config.several_hosts else ""
+        return Losses.of(ended, self.folder, host, starved=memory_kills() > self.kills)
 
     def result(self) -> int:
         """The exit code after ranks that all ended well."""
@@ -207,7 +212,7 @@ def _environment(config: LaunchConfig) -> Iterator[None]:
         # that differs between hosts.
         added["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if "OMP_NUM_THREADS" not in os.environ:
-        added["OMP_NUM_THREADS"] = str(max(1, _cores() // config.nproc))
+        added["OMP_NUM_THREADS"] = str(max(1, cores() // config.nproc))
     before = {name: os.environ.get(name) for name in (*added, ROUND)}
     os.environ.update(added)
     try:
@@ -217,7 +222,3 @@ def _environment(config: LaunchConfig) -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -16,6 +16,7 @@ from attrs.validators import deep_mapping, ge, instance_of, le, min_len
 from cattrs import BaseValidationError, Converter
 
 from dsx.errors import DsxError
+from dsx.host import cores
 
 _REMEDY = "run `dsx doctor --profile`"
 _TARGET = "dsx.plan.meter:measure_rank"
@@ -44,9 +45,8 @@ class Machine:
     @classmethod
     def this(cls, device: str) -> Machine:
         """The machine that this runs on; `device` is "cpu" or "cuda"."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         name = "cpu" if device == "cpu" else torch.cuda.get_device_name()
-        return cls(_cpu(), cores, torch.__version__, name)
+        return cls(_cpu(), cores(), torch.__version__, name)
 
 
 @frozen

@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="on the disk, or one on each of several")
     parser.add_argument("--mib", type=int, default=1024, help="to write, 8 at least; default 1024")
     parser.add_argument("--rounds", type=int, default=3, help="of which the median is shown; default 3")
-    parser.add_argument("--threads", type=int, default=4, help="for each folder; default 4")
+    parser.add_argument("--threads", type=int, default=16, help="for each folder; default 16")
     choices = parser.parse_args()
     try:
         files = Files(choices.folders, max(choices.mib << 20, SLAB), threads=choices.threads)

@@ -48,7 +48,7 @@ class Files:
         size: int,
         *,
         direct: bool = True,
-        threads: int = 4,
+        threads: int = 16,
         checksums: bool = False,
     ) -> None:
         if reason := missing():

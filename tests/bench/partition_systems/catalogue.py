@@ -26,10 +26,11 @@ def _deepspeed(stage: int, offload: str | None = None) -> System:
     return System(DEEPSPEED, "stage", {"number": stage, "offload": offload}, imports)
 
 
-def _dsx(layout: str | None, offload: str | None = None) -> System:
+def _dsx(layout: str | None, offload: str | None = None, early: bool = False) -> System:
     imports = ["dsx.start", "dsx_optimizers.adamw"] + [f"dsx_zero.{layout}"] * (layout is not None)
     imports += [f"dsx_offload.{offload}_offload", "dsx.plan.rooms"] * (offload is not None)
-    return System("of_dsx", "layout", {"name": layout, "offload": offload}, imports)
+    imports += ["dsx_offload.early_update"] * early
+    return System("of_dsx", "layout", {"name": layout, "offload": offload, "early": early}, imports)
 
 
 def _dsx_rule(rule: str, layout: str | None = None, overlapped: bool = True, **numbers: int) -> System:
@@ -56,6 +57,7 @@ SYSTEMS = {
     "deepspeed-3-disk": _deepspeed(3, offload="nvme"),
     "dsx-zero1-host": _dsx("zero1", offload="cpu"),
     **{f"dsx-{layout}-disk": _dsx(layout, offload="nvme") for layout in ("zero1", "zero2", "zero3")},
+    **{f"dsx-{layout}-disk-early": _dsx(layout, offload="nvme", early=True) for layout in ("zero1", "zero2", "zero3")},
     "dsx-after-backward": _dsx_rule("adamw", overlapped=False),
     "dsx-onebit": _dsx_rule("onebit_adam", freeze=1),
     "dsx-lamb": _dsx_rule("onebit_lamb", freeze=1 << 30),
@@ -68,7 +70,9 @@ SYSTEMS = {
     "dsx-onebit-01-apart": _dsx_rule("zero_one_adam", freeze=1, local_scale=1, local_limit=1 << 20),
 }
 UNASKED = [
-    name for name in SYSTEMS if name.endswith(("-host", "-disk", "-backward")) or "onebit" in name or "lamb" in name
+    name
+    for name in SYSTEMS
+    if name.endswith(("-host", "-disk", "-early", "-backward")) or "onebit" in name or "lamb" in name
 ]
 """Those that are other trainings, or slower for what they save: measured when they are named."""
 
@@ -93,6 +97,10 @@ LABELS = {
     "dsx-zero1-disk": "dsx zero1, states in files",
     "dsx-zero2-disk": "dsx zero2, states in files",
     "dsx-zero3-disk": "dsx zero3, states in files",
+    **{
+        f"dsx-{layout}-disk-early": f"dsx {layout}, states in files, early_update"
+        for layout in ("zero1", "zero2", "zero3")
+    },
     "dsx-after-backward": "dsx replicated, reduced after backward",
     "dsx-onebit": "dsx onebit_adam",
     "dsx-lamb": "dsx LAMB",

@@ -21,6 +21,7 @@ def layout(
     overlapped: bool = True,
     numbers: Mapping[str, int] | None = None,
     offload: str | None = None,
+    early: bool = False,
 ) -> Trainer:
     """A layout by the name of its plugin; None is core's own, which is replicated.
 
@@ -28,6 +29,7 @@ def layout(
     overlapped  whether gradients are reduced during backward, or after it
     numbers     options of the rule; those of 1 bit are frozen after their first update, so that all is compressed
     offload     "cpu" or "nvme": where the optimizer's states rest
+    early       whether their update begins during backward, with units cut to 3 MB for it
     """
     manifest: dict[str, Any] = {
         "run": {"overlap_publish": True},
@@ -40,6 +42,9 @@ def layout(
         manifest["partition"]["use"].append(f"{offload}_offload")
         if offload == "nvme":
             manifest["partition"]["nvme_offload"] = {"path": disk()}
+    if early:
+        manifest["optimize"]["use"].append("early_update")
+        manifest["partition"][name] = {"limit_bytes": 3_000_000}
     engine = dsx.prepare(model, manifest)
     step = partial(engine_step, engine)
     return Trainer(step if overlapped else partial(_after_backward, engine, step), engine.quiesce)
