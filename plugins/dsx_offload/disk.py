@@ -41,6 +41,9 @@ class Held:
         if self.ticket is not None:
             self.ticket.wait()
 
+    def done(self) -> bool:
+        return self.ticket is None or self.ticket.done()
+
 
 Place = tuple[str, str]
 
@@ -136,9 +139,11 @@ class FileTier(Tier):
         with self._lock:
             for name in read:
                 region = self._extents[key, name].region(span)
-                here = (*self._coming.get((key, name), ()), *self._borrowed.get((key, name), ()), *self._writing)
+                here = (*self._coming.get((key, name), ()), *self._borrowed.get((key, name), ()))
                 full = self._ahead and self._ahead + region.size > WINDOW
                 if full or any(held.region.overlaps(region) for held in here):
+                    continue
+                if any(held.region.overlaps(region) and not held.done() for held in self._writing):
                     continue
                 self._ahead += region.size
                 self._coming.setdefault((key, name), []).append(self._start_reading(region))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,24 @@ def test_a_thousand_steps_take_no_more_than_ten_case_97(tmp_path) -> None:
     assert most <= held + files_of(engine).footprint()
     engine.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_an_update_reads_first_comes_near_while_ranks_vote(tmp_path, monkeypatch) -> None:
+    engine = prepare("zero1", {"nvme_offload": {"path": str(tmp_path), "piece_bytes": SMALL}})
+    steps_alone(engine, 1)
+    vote, before, read = dsx.engine.vote, files_of(engine).traffic()[0], []
+
+    def slowly(*args: Any) -> Any:
+        until = time.monotonic() + 10
+        while (now := files_of(engine).traffic()[0]) == before and time.monotonic() < until:
+            time.sleep(0.001)
+        read.append(now - before)
+        return vote(*args)
+
+    monkeypatch.setattr(dsx.engine, "vote", slowly)
+    steps_alone(engine, 1)
+    assert read[0] > 0
+    engine.close()
 
 
 def test_a_file_cut_short_ends_the_run_in_words(tmp_path) -> None:
