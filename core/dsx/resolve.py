@@ -60,6 +60,11 @@ class Resolved:
             offered.update(*(filler.fill.offers for filler in fillers))
         return frozenset(offered)
 
+    def needs(self) -> frozenset[str]:
+        """Capabilities that a plugin asks for."""
+        every = (filler for fillers in self.fillers.values() for filler in fillers)
+        return frozenset(need.capability for filler in every for need in filler.fill.needs)
+
     def names(self) -> Mapping[str, tuple[str, ...]]:
         """Names of the plugins in each role; empty for a null part."""
         return {role.name: tuple(f.plugin.name for f in self.fillers.get(role.name, ())) for role in BUILD_ORDER}

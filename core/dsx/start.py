@@ -83,6 +83,7 @@ def make_plan(resolved: Resolved, rank: int, world: int, device: torch.device) -
     return Plan(
         fillers=resolved.names(),
         offers=resolved.offers(),
+        needs=resolved.needs(),
         rank=rank,
         world=world,
         accumulation=settings.resolve_batch(world).accumulation,

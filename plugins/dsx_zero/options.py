@@ -23,8 +23,9 @@ class Options:
                  `ModuleList`
     merge_bytes  units smaller than this are joined with their neighbours until they are of this size: many small
                  messages cost more than one
-    limit_bytes  parameters of a unit are cut at this size, never within one: each part's gradients are reduced, and by
-                 `early_update` updated, as soon as they are there
+    limit_bytes  parameters of a unit are cut at this size, never within one: each part's gradients are reduced as soon
+                 as they are there. None: not cut, or fine where a plugin updates them as soon as they are there: at
+                 1/64 of the model, but at 2 MB at least
     """
 
     units: tuple[str, ...] = ()
@@ -41,8 +42,9 @@ class GatherOptions(Options):
                  model's longest `ModuleList`
     merge_bytes  units smaller than this are joined with their neighbours until they are of this size: many small
                  messages cost more than one
-    limit_bytes  parameters of a unit are cut at this size, never within one: each part's gradients are reduced, and by
-                 `early_update` updated, as soon as they are there
+    limit_bytes  parameters of a unit are cut at this size, never within one: each part's gradients are reduced as soon
+                 as they are there. None: not cut, or fine where a plugin updates them as soon as they are there: at
+                 1/64 of the model, but at 2 MB at least
     prefetch     units gathered ahead of use, each of which takes its memory; 0: each when it is needed
     whole        patterns of names of units whose parameters stay whole on every rank, gathered once after each update;
                  "root" is what is in no unit
@@ -54,7 +56,10 @@ class GatherOptions(Options):
 
 def cut(ctx: Context, options: Options, where: str) -> Sequence[Unit]:
     """The model's units as the options want them."""
-    choices: dict[str, Any] = {"merge_bytes": options.merge_bytes, "limit_bytes": options.limit_bytes}
+    choices: dict[str, Any] = {
+        "merge_bytes": options.merge_bytes,
+        "limit_bytes": options.limit_bytes or ctx.early_bytes(),
+    }
     if options.units:
         choices["choose"] = lambda model: matching(model, options.units, where)
     return ctx.flatten(**choices)

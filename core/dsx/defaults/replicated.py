@@ -46,6 +46,7 @@ class Replicated(WholeParameters):
         self._rank, self._world, self._device = ctx.plan.rank, ctx.plan.world, ctx.plan.device
         self._states = {state.name: state for state in ctx.rule.states}
         self._block = ctx.rule.block
+        bucket_bytes = ctx.early_bytes() or bucket_bytes
         self.units: Sequence[Unit] = ctx.flatten(limit_bytes=bucket_bytes, merge_bytes=bucket_bytes // 2)
         flats = [flat for unit in self.units for flat in unit.flats if flat.trainable]
         self.shards = [Shard(flat, 0, flat.size, flat.part(self._rank, self._world)) for flat in flats]
