@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,28 @@ class Logged:
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         _note(self.log, index)
         return sample(index)
+
+
+class Mortal(Logged):
+    """Its process is killed before sample number `after`, counted from its start, or, at 0, when the source is made;
+    once, which a file remembers."""
+
+    def __init__(self, length: int, after: int, memory: str) -> None:
+        super().__init__(length)
+        self.left, self.memory = after, Path(memory)
+        if after == 0:
+            self._die()
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        self.left -= 1
+        if self.left == 0:
+            self._die()
+        return super().__getitem__(index)
+
+    def _die(self) -> None:
+        if not self.memory.exists():
+            self.memory.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Once:
@@ -93,3 +116,7 @@ def logged(length: int, held_out: int = 0, log: str | None = None) -> Logged:
 
 def once(length: int) -> Once:
     return Once(length)
+
+
+def mortal(length: int, after: int, memory: str) -> Mortal:
+    return Mortal(length, after, memory)

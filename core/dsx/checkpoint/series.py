@@ -12,7 +12,7 @@ from dsx.checkpoint.disk import sync_folder, write_synced
 from dsx.checkpoint.info import INFO, read_info
 from dsx.errors import CheckpointError
 
-LATEST = "latest"
+LATEST, ORIGIN = "latest", "began-from"
 _NAME = re.compile(r"step-(\d+)")
 
 
@@ -51,12 +51,31 @@ class Series:
             raise CheckpointError(f"'{self.folder / LATEST}' names no checkpoint", found=repr(name[:80]))
         return self.folder / name
 
+    def begin(self, origin: str | None) -> None:
+        """A run begins, from `origin`, which need not be the latest checkpoint here; until it has one of its own."""
+        try:
+            if origin is not None:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                write_synced(self.folder / ORIGIN, f"{origin}\n")
+            else:
+                (self.folder / ORIGIN).unlink(missing_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"'{self.folder / ORIGIN}' cannot be written: {error.strerror}") from error
+
+    def origin(self) -> str | None:
+        """What the run began from, if it has written no checkpoint since."""
+        try:
+            return (self.folder / ORIGIN).read_text("utf-8").strip()
+        except OSError:
+            return None
+
     def record(self, path: Path) -> None:
         """`path` is written whole: make it the latest, and delete what is older than the last few."""
         temporary = self.folder / f"{LATEST}.tmp"
         try:
             write_synced(temporary, f"{path.name}\n")
             os.replace(temporary, self.folder / LATEST)
+            (self.folder / ORIGIN).unlink(missing_ok=True)
             sync_folder(self.folder)
         except OSError as error:
             raise CheckpointError(f"'{self.folder / LATEST}' cannot be written: {error.strerror}") from error

@@ -71,13 +71,12 @@ class _Request:
     timeout_s: float
 
     def call(self, elastic: bool) -> tuple[str, dict[str, Any]]:
-        """What every rank calls, and with which arguments; ranks that start again go on from the last checkpoint."""
+        """What every rank calls, and with which arguments; `elastic` ranks may start again."""
         shared = {"manifest": self.manifest, "overrides": list(self.overrides)}
         if self.script:
             return SCRIPT_TARGET, {**shared, "script": self.script[0], "arguments": list(self.script[1:])}
-        resume = self.resume or ("latest-or-start" if elastic else None)
-        choices = {"overwrite": self.overwrite, "resume": resume, "timeout_s": exchange_s(self.timeout_s)}
-        return RANK_TARGET, {**shared, **choices}
+        choices = {"overwrite": self.overwrite, "resume": self.resume, "timeout_s": exchange_s(self.timeout_s)}
+        return RANK_TARGET, {**shared, **choices, "elastic": elastic}
 
 
 @click.command(cls=_Command)
@@ -105,8 +104,8 @@ class _Request:
     "--resume",
     is_flag=False,
     flag_value="latest",
-    metavar="[latest|PATH]",
-    help="Go on from the last checkpoint of the run's folder, or from that at PATH.",
+    metavar="[latest|latest-or-start|PATH]",
+    help="Go on from the last checkpoint of the run's folder, or from that at PATH; latest-or-start: if there is one.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace what an earlier run left in the same folder.")
 def command(
@@ -173,11 +172,13 @@ def _check(request: _Request, config: Any) -> None:
     from dsx.manifest import Manifest
     from dsx.registry import Registry
     from dsx.resolve import resolve
-    from dsx.run.job import check
+    from dsx.run.job import check, check_folder
 
     settings = Manifest.load(request.manifest, set=request.overrides)
     if not request.script:
-        check(settings, request.overwrite, request.call(config.elastic)[1]["resume"])
+        check(settings)
+        if not config.several_hosts:  # others may have begun
+            check_folder(settings, request.overwrite, request.resume)
         for hosts in range(config.min_hosts, config.max_hosts + 1):
             settings.resolve_batch(hosts * config.nproc)
     resolve(settings, Registry.scan())

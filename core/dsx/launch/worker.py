@@ -31,6 +31,7 @@ STOP_FILE = "stop"
 FAILURE_FILE = "failure.json"
 RESULT_FILE = "result"
 HEEDS_FILE = "heeds_stop"
+BEGUN_FILE = "begun"
 
 _CALLERS = tuple(str(Path(__file__).parents[1] / part) for part in ("launch", "cli"))
 _PR_SET_PDEATHSIG = 1
@@ -58,6 +59,18 @@ def main() -> None:
         if not isinstance(error, SystemExit) or error.code not in (None, 0):
             _fail(error, own)
     end()
+
+
+def note_begun() -> None:
+    """What ranks do once in a launch is done; `begun_before` tells those that start again."""
+    if (folder := os.environ.get(ROUND)) is not None:
+        (rank_folder(Path(folder), int(os.environ["RANK"])) / BEGUN_FILE).touch()
+
+
+def begun_before() -> bool:
+    """Whether a rank of this host came to `note_begun`, in this launch."""
+    folder = os.environ.get(ROUND)
+    return folder is not None and any(Path(folder).parent.glob(f"*/*/{BEGUN_FILE}"))
 
 
 def rank_folder(folder: Path, rank: int) -> Path:

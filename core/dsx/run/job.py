@@ -16,6 +16,7 @@ from dsx.engine import Engine
 from dsx.errors import DsxError, Halted
 from dsx.launch.distributed import Ranks, join, leave
 from dsx.launch.stop import install_handlers, stop_requested
+from dsx.launch.worker import begun_before, note_begun
 from dsx.manifest import Manifest
 from dsx.manifest.batch import Batch
 from dsx.run.data import Batches, tokens_of
@@ -58,27 +59,32 @@ def run(
     overwrite: bool = False,
     resume: str | None = None,
     timeout_s: float = 600,
+    elastic: bool = False,
 ) -> Summary:
     """Train as the manifest at this path says; entered by every rank.
 
-    resume  "latest", the path or name of a checkpoint, "latest-or-start", or None
+    resume   "latest", the path or name of a checkpoint, "latest-or-start", or None
+    elastic  ranks may start again: those that do go on from the last checkpoint since the first time, whatever
+             `overwrite` and `resume` said then
 
     Raises `DsxError` where the manifest lacks what a run needs, its folder holds an earlier run, or nothing is there to
     resume from.
     """
     settings = Manifest.load(manifest, set=overrides)
-    check(settings, overwrite, resume)
+    check(settings)
+    if not elastic:
+        check_folder(settings, overwrite, resume)
     cuda = torch.cuda.is_available()
     ranks = join(torch.device("cuda" if cuda else "cpu"), timeout_s)
     device = torch.device("cuda", ranks.local_rank) if cuda else torch.device("cpu")
     try:
         with install_handlers():
-            return _prepared(settings, ranks, device, overwrite, resume)
+            return _prepared(settings, ranks, device, overwrite, resume, elastic)
     finally:
         leave(ranks)
 
 
-def check(settings: Manifest, overwrite: bool, resume: str | None) -> None:
+def check(settings: Manifest) -> None:
     """Refuse what `dsx run` cannot run."""
     missing = [
         f"{key} ({words})"
@@ -94,6 +100,10 @@ def check(settings: Manifest, overwrite: bool, resume: str | None) -> None:
         raise DsxError(
             f"`dsx run` needs {', '.join(missing)}", where=str(settings.path), remedy="`dsx init` writes a start"
         )
+
+
+def check_folder(settings: Manifest, overwrite: bool, resume: str | None) -> None:
+    """Refuse to write over an earlier run unasked."""
     if overwrite or resume:
         return
     folder = settings.run.folder
@@ -106,7 +116,9 @@ def check(settings: Manifest, overwrite: bool, resume: str | None) -> None:
             )
 
 
-def _prepared(settings: Manifest, ranks: Ranks, device: torch.device, overwrite: bool, resume: str | None) -> Summary:
+def _prepared(
+    settings: Manifest, ranks: Ranks, device: torch.device, overwrite: bool, resume: str | None, elastic: bool
+) -> Summary:
     assert settings.model is not None and settings.data is not None
     batch = settings.resolve_batch(ranks.world)
     _seed(settings.run.seed)
@@ -119,12 +131,25 @@ def _prepared(settings: Manifest, ranks: Ranks, device: torch.device, overwrite:
     try:
         training = _Training(engine, settings, source, batch, device)
         try:
-            training.keeper.begin(training.batches, overwrite, resume)
+            _begin(training, overwrite, resume, elastic)
             return training.run()
         finally:
             training.keeper.close()
     finally:
         engine.close()
+
+
+def _begin(training: _Training, overwrite: bool, resume: str | None, elastic: bool) -> None:
+    """From the start, or from a checkpoint: which one is another question for ranks that start again."""
+    keeper, settings = training.keeper, training.settings
+    if elastic and keeper.anybody(begun_before()):
+        keeper.begin_again(training.batches, resume)
+        return
+    if elastic:  # else it was looked at before there was a model
+        keeper.together(lambda: check_folder(settings, overwrite, resume))
+    keeper.begin(training.batches, overwrite, resume)
+    if elastic:
+        note_begun()
 
 
 @define(init=False)

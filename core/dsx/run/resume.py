@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -18,6 +19,12 @@ from dsx.together import together
 
 if TYPE_CHECKING:
     from dsx.checkpoint.background import Background
+
+
+T = TypeVar("T")
+
+LATEST_OR_START = "latest-or-start"
+"""From the last checkpoint, if there is one."""
 
 
 class Keeper:
@@ -54,12 +61,32 @@ class Keeper:
 
     def begin(self, batches: Batches, overwrite: bool, resume: str | None) -> None:
         """Make the run's folder, and continue from a checkpoint if asked to."""
-        together(self._transport, self._device, lambda: self._make_folder(overwrite and not resume))
-        wanted = resume
-        if resume == "latest-or-start":
-            wanted = LATEST if together(self._transport, self._device, self.series.exists) else None
-        if wanted is not None:
-            self._resume(batches, wanted)
+        clear = overwrite and not resume
+        given = resume if resume not in (LATEST, LATEST_OR_START) else None
+        self.together(lambda: self._make_folder(clear, given))
+        self._go_on(batches, resume)
+
+    def begin_again(self, batches: Batches, resume: str | None) -> None:
+        """Continue from the last checkpoint that was written since the first `begin`, or as that did."""
+        self.together(self._sweep)
+        given = self.together(self.series.origin)
+        self._go_on(batches, resume if given else LATEST_OR_START)
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Do it on every rank, and fail on all if it fails on one."""
+        return together(self._transport, self._device, work)
+
+    def anybody(self, wish: bool) -> bool:
+        """Whether any rank says so."""
+        count = torch.tensor([float(wish)], device=self._device)
+        self._transport.all_reduce(count, "sum", channel="admin", purpose="admin").wait()
+        return bool(count.item() > 0)
+
+    def _go_on(self, batches: Batches, resume: str | None) -> None:
+        if resume == LATEST_OR_START:
+            resume = LATEST if self.together(self.series.exists) else None
+        if resume is not None:
+            self._resume(batches, resume)
 
     def count(self) -> None:
         """An update was made, or skipped."""
@@ -86,7 +113,7 @@ class Keeper:
                 from dsx.checkpoint.folder import save
 
                 save(self._engine, path, extra=extra)
-                together(self._transport, self._device, lambda: self._record(path))
+                self.together(lambda: self._record(path))
         if wait and self._background is not None:
             self._background.wait()
 
@@ -116,7 +143,12 @@ class Keeper:
             "manifest": self._settings.to_dict(),
         }
 
-    def _make_folder(self, clear: bool) -> None:
+    def _sweep(self) -> None:
+        if self._writes:
+            self.series.sweep()
+
+    def _make_folder(self, clear: bool, origin: str | None) -> None:
+        """Write there, too, from which checkpoint the run begins, if that is not its own last one."""
         if not self._writes:
             return
         try:
@@ -126,16 +158,17 @@ class Keeper:
         self.series.sweep()
         if clear:
             self.series.clear()
+        self.series.begin(origin)
 
     def _resume(self, batches: Batches, which: str) -> None:
         from dsx.checkpoint.folder import load
 
         path = self.series.find(which)
-        info = together(self._transport, self._device, lambda: read_info(path))
+        info = self.together(lambda: read_info(path))
         extra = info["extra"]
         if "first" not in extra:
             raise CheckpointError(f"'{path}' was not written by `dsx run`", remedy="load it with engine.load(path)")
-        together(self._transport, self._device, lambda: self._check_batch(extra, batches))
+        self.together(lambda: self._check_batch(extra, batches))
         loaded = load(self._engine, path)
         self.notes += [f"resumed from {path}", *loaded.notes]
         self.updates, self.untrained = extra["updates"], extra["untrained"]

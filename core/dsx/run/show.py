@@ -17,9 +17,10 @@ def run_and_show(
     overwrite: bool = False,
     resume: str | None = None,
     timeout_s: float = 600,
+    elastic: bool = False,
 ) -> int:
     """What every rank of `dsx run` calls; the exit code: 0, or 128 + n after a stop by signal n."""
-    summary = run(manifest, overrides, overwrite, resume, timeout_s)
+    summary = run(manifest, overrides, overwrite, resume, timeout_s, elastic)
     if os.environ.get("RANK", "0") == "0":
         click.echo(text(summary, manifest))
     return 128 + summary.stopped if summary.stopped else 0
