@@ -1,10 +1,10 @@
 """The largest GPT that trains within a cap on memory: plain PyTorch, and dsx with everything in files.
 
-    python tests/bench/memory_cap.py [--gib 2] [--ways torch,files,files-bf16] [--width 1024] [--path FOLDER]
+    python tests/bench/memory_cap.py [--gib 2] [--ways torch,files,files-bf16] [--layers 2] [--path FOLDER]
 
 Each training is a process of its own in a control group of its own (version 1 or 2), whose limit counts resident memory
-and pages of files alike; who exceeds it is killed by the kernel. From few layers on there are half as many again until
-one is killed. One thread, 2 x 64 tokens a step, AdamW.
+and pages of files alike; who exceeds it is killed by the kernel. Layers are added until one is, to a tenth of them. One
+thread, 2 x 64 tokens a step, AdamW.
 
 torch        fp32, fused AdamW, a loop by hand
 files        dsx, fp32, `zero3`, `nvme_offload` of optimizer, grad and param, units cut at 16 MB
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -30,31 +31,39 @@ from typing import Any
 GIB = 1 << 30
 SAMPLES, TOKENS = 2, 64
 WAYS = ("torch", "files", "files-bf16")
-MOST = 2_500_000_000
-"""Parameters, beyond which nothing is tried."""
 
 
 def main() -> int:
     choices = _parser().parse_args()
     if choices.inside:
         return _train(*choices.inside.split(","), choices.width, choices.steps, choices.path)
-    print("| trained by | parameters | peak MiB | s a step | loss of each step | GB in files |", flush=True)
-    print("| --- | --- | --- | --- | --- | --- |", flush=True)
+    print("| trained by | parameters | peak MiB | s a step | GB in files |", flush=True)
+    print("| --- | --- | --- | --- | --- |", flush=True)
     for way in choices.ways:
-        layers, best = 2, None
-        while (found := _attempt(way, layers, choices)) is not None:
-            best = found
-            if best["parameters"] * 1.5 > MOST:
-                break
-            layers += max(1, layers // 2)
-        print(_row(way, best) if best else f"| {way} | killed with {layers} layers | | | | |", flush=True)
+        best = _largest(way, choices)
+        print(_row(way, best) if best else f"| {way} | killed with {choices.layers} layers | | |", flush=True)
     return 0
 
 
+def _largest(way: str, choices: argparse.Namespace) -> dict[str, Any] | None:
+    """What the largest said, to a tenth of its layers."""
+    best, lives, killed = None, 0, None
+    layers = choices.layers
+    while killed is None or killed - lives > max(1, lives // 10):
+        found = _attempt(way, layers, choices)
+        if found is None:
+            killed = layers
+            if best is None:
+                return None
+        else:
+            best, lives = found, layers
+        layers = (lives + killed) // 2 if killed else lives + max(1, lives // 2)
+    return best
+
+
 def _row(way: str, found: dict[str, Any]) -> str:
-    losses = ", ".join(f"{loss:.2f}" for loss in found["losses"])
     cells = [way, f"{found['parameters'] / 1e6:,.0f} M", f"{found['peak'] / 2**20:,.0f}", f"{found['seconds']:.1f}"]
-    cells += [losses, f"{found['files'] / 1e9:.1f}"]
+    cells.append(f"{found['files'] / 1e9:.1f}")
     return f"| {' | '.join(cells)} |"
 
 
@@ -132,7 +141,7 @@ def _by_hand(shape: dict[str, Any], data: Any, way: str, folder: str) -> dict[st
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(float(loss))
+        losses.append(loss.item())
     return _said(model, losses, time.perf_counter() - started, 0)
 
 
@@ -168,8 +177,10 @@ def _batch(rows: Any) -> dict[str, Any]:
 
 
 def _said(model: Any, losses: list[float], seconds: float, files: int) -> dict[str, Any]:
+    if not all(map(math.isfinite, losses)):
+        raise SystemExit(f"losses {losses}")
     count = sum(parameter.numel() for parameter in model.parameters())
-    return {"parameters": count, "losses": losses, "seconds": seconds / len(losses), "files": files}
+    return {"parameters": count, "seconds": seconds / len(losses), "files": files}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -177,6 +188,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gib", type=float, default=2, help="the cap")
     parser.add_argument("--ways", type=lambda text: text.split(","), default=list(WAYS))
     parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--layers", type=int, default=2, help="to begin with; the more, the sooner it is done")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--path", type=Path, help="a folder on the disk; default: that of temporary files")
     parser.add_argument("--inside", help=argparse.SUPPRESS)

@@ -183,7 +183,7 @@ def test_rules_that_communicate_are_refused(offers, error, words) -> None:
 
 
 def test_it_keeps_its_contract(ranks) -> None:
-    check_plugin("delayed_update", ranks=ranks)
+    check_plugin("delayed_update", {"after": 1}, ranks=ranks)
 
 
 def test_a_run_too_short_for_it_is_told_so() -> None:

@@ -26,10 +26,10 @@ from dsx.hooks import Hooks
 from dsx.registry import Plugin, Registry
 from dsx.start import prepare
 from dsx.testing.late import LatePlugin
-from dsx.testing.models import Attentive, Tangle, tokens
+from dsx.testing.models import Attentive, Noisy, Slopes, Tangle, tokens
 from dsx.testing.plain import distance, largest, weights_of
 from dsx.testing.ranks import Ranks
-from dsx.testing.roles import ROLE_CHECKS, check_early_gradients, check_transport
+from dsx.testing.roles import ROLE_CHECKS, check_early_gradients, check_groups, check_transport
 
 Tables = Mapping[str, Mapping[str, Any]]
 STEPS, ACCUMULATION = 5, 2
@@ -51,7 +51,8 @@ def check_plugin(
     beside     what else the manifest has, for a plugin that needs others
     ranks      the pool of the fixture `ranks`: adds two-rank runs; without it, one rank only
     tolerance  how far two ranks may be from one rank with the same samples; None: 1e-9 where parameters stay in fp64,
-               2e-2 where they do not
+               2e-2 where they do not. And how far a run whose activations are not kept may be from one that keeps them;
+               None: not at all
     plugins    carriers of plugins that no package registers, as for `dsx.prepare`
 
     Raises AssertionError, or the `DsxError` that a run would end with.
@@ -61,26 +62,33 @@ def check_plugin(
     _check_descriptor(plugin)
     tables = _tables(plugin, options or {}, beside or {})
     make = Attentive if plugin.descriptor.section == "attention" else Tangle
+    roles = plugin.descriptor.filled(_options(plugin))
+    if "groups" in roles:
+        check_groups(prepare(make().double(), tables, plugins=plugins))
     first, losses, start = _train(make, tables, plugins)
+    _say(all(math.isfinite(loss) for loss in losses), f"'{name}' makes the loss {losses}")
     second, again, _ = _train(make, tables, plugins)
     _say(losses == again, f"'{name}' is not deterministic: two runs gave {losses} and {again}")
     _say(
         distance(_weights(second), _weights(first)) == 0,
         f"'{name}' is not deterministic: two runs end in other weights",
     )
-    _say(all(math.isfinite(loss) for loss in losses), f"'{name}' makes the loss {losses}")
     _check_untouched(name, first, start)
     _check_skip(name, first)
-    for role in plugin.descriptor.filled(_options(plugin)):
+    for role in roles:
         if role in ROLE_CHECKS:
             ROLE_CHECKS[role](first)
-        if "gradients.early" in plugin.descriptor.filled(_options(plugin))[role].offers:
+        if "gradients.early" in roles[role].offers:
             check_early_gradients(first, lambda: first(*tokens(0, 0, 0)))
             _check_wanted(make, tables, plugins, losses)
+    if "stepper" in roles:
+        _check_updates(name, tables, _without(plugin, tables), plugins)
+    if "activations" in roles:
+        _check_recomputation(name, tables, _without(plugin, tables), plugins, tolerance or 0.0)
     if ranks is None:
         return
     _check_ranks(name, make, tables, plugins, ranks, tolerance)
-    if {"transport", "wrappers"} & set(plugin.descriptor.filled(_options(plugin))):
+    if {"transport", "wrappers"} & set(roles):
         ranks.run(_transport_on_rank, make, tables, plugins, world=3)
 
 
@@ -99,6 +107,61 @@ def _check_wanted(
     engine, found, _ = _train(make, {**tables, **late, **run}, {**(plugins or {}), "late": LatePlugin()})
     engine.close()
     _say(found == losses, f"a parameter is used before its shard is wanted: losses are {found}, and not {losses}")
+
+
+def _without(plugin: Plugin, tables: Tables) -> Tables:
+    section = plugin.descriptor.section
+    table = {key: value for key, value in tables[section].items() if key != plugin.name}
+    table["use"] = [used for used in table["use"] if used != plugin.name]
+    return {**tables, section: table}
+
+
+def _check_updates(name: str, tables: Tables, without: Tables, plugins: Mapping[str, Any] | None) -> None:
+    """No update is lost, made twice or out of turn, whenever it is made, and whenever somebody looks."""
+    plain = _slopes(without, plugins, overlap=False, looks=False)
+    for overlap in (False, True):
+        for looks in (False, True):
+            off = distance(_slopes(tables, plugins, overlap, looks), plain)
+            when = f"{', publishing overlapped' * overlap}{', weights read after every step' * looks}"
+            _say(
+                off == 0,
+                f"with '{name}' updates are lost, made twice or out of turn: where gradients do not depend on weights, "
+                f"weights are off by {off:.1e} after {STEPS + 1} updates and a skipped one{when}",
+            )
+
+
+def _slopes(tables: Tables, plugins: Mapping[str, Any] | None, overlap: bool, looks: bool) -> dict[str, Tensor]:
+    """Weights after some updates, a skipped one and another."""
+    run = {**tables["run"], "overlap_publish": overlap}
+    engine = prepare(Slopes().double(), {**tables, "run": run}, plugins=plugins)
+    for step in range(STEPS):
+        _steps(engine, [step], lambda step, micro: [tokens(step, micro, 0)])
+        if looks:
+            _weights(engine)
+    _check_skip("this stepper", engine)
+    _steps(engine, [STEPS], lambda step, micro: [tokens(step, micro, 0)])
+    weights = _weights(engine)
+    engine.close()
+    return weights
+
+
+def _check_recomputation(
+    name: str, tables: Tables, without: Tables, plugins: Mapping[str, Any] | None, tolerance: float
+) -> None:
+    """What is not kept is computed again, with the same random numbers."""
+    found = []
+    for each in (without, tables):
+        torch.manual_seed(3)
+        model = Noisy().double()
+        engine = prepare(model, each, plugins=plugins)
+        torch.manual_seed(4)
+        losses = _steps(engine, range(STEPS), lambda step, micro: [tokens(step, micro, 0)])
+        found.append((losses, _weights(engine)))
+        engine.close()
+    (plain, kept), (losses, weights) = found
+    _say(losses[0] == plain[0], f"with '{name}' the first loss is {losses[0]}, and not {plain[0]}")
+    off = max(distance(weights, kept), largest(losses, plain))
+    _say(off <= tolerance, f"with '{name}' a model with dropout is off by {off:.1e} after {STEPS} updates")
 
 
 def _check_descriptor(plugin: Plugin) -> None:

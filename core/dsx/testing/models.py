@@ -15,6 +15,8 @@ VOCABULARY, TOKENS = 23, 7
 class Block(nn.Module):
     """Pre-norm residual MLP; `side` adds a branch that not every rank need take."""
 
+    dropout = 0.0
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm, self.up, self.down = (
@@ -29,7 +31,7 @@ class Block(nn.Module):
         out: Tensor = hidden + self.gain * self.down(functional.gelu(self.up(self.norm(hidden))))
         if side:
             out = out + self.side(hidden)
-        return out
+        return functional.dropout(out, self.dropout, self.training) if self.dropout else out
 
 
 class Tangle(nn.Module):
@@ -65,6 +67,40 @@ def tokens(step: int, micro: int, rank: int, samples: int = 2) -> tuple[Tensor, 
     generator = torch.Generator().manual_seed(1_000_000 * step + 1_000 * micro + rank)
     words = torch.randint(0, VOCABULARY, (samples, TOKENS + 1), generator=generator)
     return words[:, :-1], words[:, 1:]
+
+
+class Noisy(Tangle):
+    """The same, with dropout in every block."""
+
+    def __init__(self, width: int = 17, layers: int = 3, seed: int = 0) -> None:
+        super().__init__(width, layers, seed)
+        for block in self.blocks:
+            block.dropout = 0.3  # type: ignore[assignment]
+
+
+class Slope(nn.Module):
+    """A number linear in its weight, by coefficients that depend on the batch."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(rows, 3))
+
+    def forward(self, words: Tensor) -> Tensor:
+        grid = torch.arange(self.weight.numel(), dtype=self.weight.dtype).view_as(self.weight)
+        return (self.weight * torch.sin(grid + words.sum())).sum()
+
+
+class Slopes(nn.Module):
+    """Its gradients do not depend on its weights. So an update that is made late, or of gradients of older weights,
+    comes out as one that is not; one that is lost, made twice or out of turn does not."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.blocks = nn.ModuleList(Slope(rows) for rows in (1, 11, 23, 5))
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return sum((block(inputs) for block in self.blocks), start=torch.zeros(()))
 
 
 class SelfAttention(nn.Module):

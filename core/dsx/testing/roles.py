@@ -36,6 +36,20 @@ def check_schedule(engine: Engine) -> None:
         _say(set(at["one"]) == set(groups["one"]), "the schedule adds or loses hyperparameters")
 
 
+def check_groups(engine: Engine) -> None:
+    """Every trained parameter is in a group that has the rule's numbers."""
+    hypers = engine.program.hypers
+    flats = [flat for unit in engine.program.layout.units for flat in unit.flats if flat.trainable]
+    for segment in (segment for flat in flats for segment in flat.segments):
+        known = ", ".join(f"'{name}'" for name in hypers)
+        _say(segment.group in hypers, f"'{segment.name}' is in the group '{segment.group}', hypers() gives {known}")
+    first = next(iter(hypers.values()))
+    for name, hyper in hypers.items():
+        _say(set(hyper) == set(first), f"the group '{name}' has {sorted(hyper)}, and not {sorted(first)}")
+        rate = hyper.get("lr", 0.0)
+        _say(math.isfinite(rate) and rate >= 0, f"the group '{name}' has the rate {rate}")
+
+
 def check_guard(engine: Engine) -> None:
     """Sum of squares, Inf and NaN shown in it, for every floating dtype and size."""
     squares = engine.program.guard.squares
@@ -354,6 +368,7 @@ def _check_operations(engine: Engine, dtype: torch.dtype, purpose: Any) -> None:
 
 ROLE_CHECKS: Mapping[str, Check] = {
     "dtypes": check_dtypes,
+    "groups": check_groups,
     "tiers": check_store,
     "layout": check_layout,
     "attention": check_attention,

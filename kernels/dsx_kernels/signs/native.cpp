@@ -243,7 +243,8 @@ template <class W>
 void signs(const Slice* s, const double* n, const int32_t* counts, uint32_t* bits, int64_t blocks, int64_t block,
            int32_t threads) {
     const int64_t grain = std::max<int64_t>(1, GRAIN / block);
-    const Signs<W> body{s[0], s[1], s[2], s[3], W(n[0]), W(n[1]), W(n[2]), static_cast<W*>(s[4].data), counts, bits, block};
+    const Signs<W> body{s[0], s[1], s[2], s[3], W(n[0]), W(n[1]), W(n[2]), static_cast<W*>(s[4].data),
+                        counts, bits, block};
     for_each(blocks, threads, grain, body);
 }
 
