@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,11 @@ def _row(way: str, found: dict[str, Any]) -> str:
 def _attempt(way: str, layers: int, choices: argparse.Namespace) -> dict[str, Any] | None:
     """What one training said, and its peak; None if it was killed."""
     command = [sys.executable, __file__, "--inside", f"{way},{layers}", "--width", str(choices.width)]
-    command += ["--steps", str(choices.steps)] + (["--path", str(choices.path)] if choices.path else [])
-    with _capped(int(choices.gib * GIB)) as (enter, peak):
+    with (
+        _capped(int(choices.gib * GIB)) as (enter, peak),
+        tempfile.TemporaryDirectory(dir=choices.path, prefix="dsx_cap_") as folder,  # who is killed removes nothing
+    ):
+        command += ["--steps", str(choices.steps), "--path", folder]
         done = subprocess.run(command, preexec_fn=enter, stdout=subprocess.PIPE, text=True, check=False)
         most = peak()
     if done.returncode == -9:
@@ -114,7 +118,7 @@ def _group() -> tuple[Path, str, str]:
     return Path("/sys/fs/cgroup") / name, "memory.max", "memory.peak"
 
 
-def _train(way: str, layers: str, width: int, steps: int, path: Path | None) -> int:
+def _train(way: str, layers: str, width: int, steps: int, path: Path) -> int:
     """One training, within the cap."""
     import torch
 
@@ -122,13 +126,12 @@ def _train(way: str, layers: str, width: int, steps: int, path: Path | None) -> 
     torch.manual_seed(0)
     data = torch.randint(0, 256, (steps, SAMPLES, TOKENS + 1))
     shape = {"layers": int(layers), "width": width, "heads": width // 64, "context": TOKENS}
-    run = _by_hand if way == "torch" else _in_files
-    with tempfile.TemporaryDirectory(dir=path, prefix="dsx_cap_") as folder:
-        print(json.dumps(run(shape, data, way, folder)))
+    run = _by_hand if way == "torch" else partial(_in_files, half=way == "files-bf16")
+    print(json.dumps(run(shape, data, str(path))))
     return 0
 
 
-def _by_hand(shape: dict[str, Any], data: Any, way: str, folder: str) -> dict[str, Any]:
+def _by_hand(shape: dict[str, Any], data: Any, folder: str) -> dict[str, Any]:
     import torch
 
     from dsx_text import gpt
@@ -145,7 +148,7 @@ def _by_hand(shape: dict[str, Any], data: Any, way: str, folder: str) -> dict[st
     return _said(model, losses, time.perf_counter() - started, 0)
 
 
-def _in_files(shape: dict[str, Any], data: Any, way: str, folder: str) -> dict[str, Any]:
+def _in_files(shape: dict[str, Any], data: Any, folder: str, half: bool) -> dict[str, Any]:
     import dsx
     from dsx_text import gpt
 
@@ -157,7 +160,7 @@ def _in_files(shape: dict[str, Any], data: Any, way: str, folder: str) -> dict[s
             "zero3": {"limit_bytes": 16_000_000},
             "nvme_offload": {"path": folder, "states": ["optimizer", "grad", "param"]},
         },
-        "precision": {"use": ["bf16"] if way == "files-bf16" else []},
+        "precision": {"use": ["bf16"] if half else []},
         "optimize": {"use": ["adamw"], "adamw": {"lr": 1e-4}},
         "run": {"overlap_publish": True},
     }
