@@ -102,12 +102,12 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 def _mounts(root: Path, controller: str) -> Iterator[tuple[PurePosixPath, PurePosixPath]]:
     """Which part of a hierarchy is seen where."""
-    for line in _text(root / "proc/self/mountinfo").splitlines():
+    lines = (line for line in _text(root / "proc/self/mountinfo").splitlines() if " - " in line)
+    for line in lines:
         before, _, after = line.partition(" - ")
-        kind, _, options = after.split(" ", 2)
+        fields, (kind, *_, options) = before.split(" "), after.split(" ")
         wanted = kind == "cgroup" and controller in options.split(",") if controller else kind == "cgroup2"
         if wanted:
-            fields = before.split(" ")
             yield PurePosixPath(fields[3]), PurePosixPath(fields[4])
             return
 

@@ -177,7 +177,7 @@ def _check(request: _Request, config: Any) -> None:
     settings = Manifest.load(request.manifest, set=request.overrides)
     if not request.script:
         check(settings)
-        if not config.several_hosts:  # others may have begun
+        if not (config.elastic and config.several_hosts):  # else others may have begun
             check_folder(settings, request.overwrite, request.resume)
         for hosts in range(config.min_hosts, config.max_hosts + 1):
             settings.resolve_batch(hosts * config.nproc)
