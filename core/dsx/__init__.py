@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dsx.deferred.recording import empty_init
     from dsx.engine import Engine
     from dsx.errors import DsxError
+    from dsx.heed import stopping
     from dsx.manifest import Manifest
     from dsx.plan.forecast import forecast
     from dsx.sites.attribute import attention
@@ -24,7 +25,18 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["DsxError", "Engine", "Manifest", "Report", "attention", "empty_init", "export", "forecast", "prepare"]
+__all__ = [
+    "DsxError",
+    "Engine",
+    "Manifest",
+    "Report",
+    "attention",
+    "empty_init",
+    "export",
+    "forecast",
+    "prepare",
+    "stopping",
+]
 
 _HOMES = {
     "DsxError": "dsx.errors",
@@ -36,6 +48,7 @@ _HOMES = {
     "export": "dsx.weights.archive",
     "forecast": "dsx.plan.forecast",
     "prepare": "dsx.start",
+    "stopping": "dsx.heed",
 }
 
 

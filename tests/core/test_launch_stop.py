@@ -39,6 +39,21 @@ def heed(folder, save):
             time.sleep(1)
     pathlib.Path(folder, f"saved_{rank}").write_text(str(stop_requested()))
 
+def train(folder):
+    import torch, dsx
+    engine = dsx.prepare(torch.nn.Linear(2, 1))
+    with dsx.stopping(engine) as asked:
+        while True:
+            engine.backward(engine(torch.ones(2, 2)).square().mean())
+            if number := asked(engine.step()):
+                break
+            pathlib.Path(folder, f"pid_{rank}").write_text(str(os.getpid()))
+    own = pathlib.Path(os.environ["DSX_LAUNCH_ROUND"], f"rank_{rank}")
+    assert not (own / "heeds_stop").exists()
+    pathlib.Path(folder, f"saved_{rank}").write_text(f"{number} after {engine.steps}")
+    assert not engine.words
+    engine.close()
+
 def give_7():
     return 7 if rank == 1 else None
 
@@ -63,9 +78,9 @@ def targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def launcher(folder: Path, save: bool) -> Iterator[subprocess.Popen[str]]:
-    """A process group of its own that launches `heed` on two ranks, once these have asked."""
-    call = f"launch('stop_targets:heed', {{'folder': {str(folder)!r}, 'save': {save}}}, 2)"
+def launcher(folder: Path, target: str = "heed", **arguments: bool) -> Iterator[subprocess.Popen[str]]:
+    """A process group of its own that launches `target` on two ranks, once these have asked."""
+    call = f"launch('stop_targets:{target}', { ({'folder': str(folder), **arguments})!r}, 2)"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(
         [sys.executable, "-c", f"import sys; from dsx.launch.launch import launch; sys.exit({call})"],
@@ -89,6 +104,15 @@ def test_sigterm_lets_all_ranks_save(tmp_path: Path) -> None:
         assert process.stderr is not None
         assert process.stderr.read().startswith("SIGTERM: the ranks finish their step and stop; a second signal ends")
     assert [(tmp_path / f"saved_{rank}").read_text() for rank in (0, 1)] == ["15", "15"]
+
+
+def test_a_loop_of_ones_own_ends_on_all_ranks_after_the_same_update(tmp_path: Path) -> None:
+    with launcher(tmp_path, "train") as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 143
+    one, other = ((tmp_path / f"saved_{rank}").read_text() for rank in (0, 1))
+    assert one == other
+    assert one.startswith("15 after ")
 
 
 def test_ctrl_c_lets_ranks_save_and_again_ends_them_at_once(tmp_path: Path) -> None:

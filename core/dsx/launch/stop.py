@@ -12,7 +12,7 @@ from types import FrameType
 
 from attrs import define
 
-__all__ = ["follow", "install_handlers", "stop_requested"]
+__all__ = ["follow", "heed_no_more", "install_handlers", "stop_requested"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -23,12 +23,14 @@ class _Stop:
 
     asked   the number of the signal that it got itself, or 0
     file    where the launcher writes the number of its own, or None without a launcher
-    heeds   the file by which the launcher knows that this rank will see `file`; None once it is there
+    heeds   the file by which the launcher knows that this rank will see `file`
+    heeded  whether it is there
     """
 
     asked: int = 0
     file: str | None = None
     heeds: Path | None = None
+    heeded: bool = False
 
 
 _stop = _Stop()
@@ -39,17 +41,24 @@ def stop_requested() -> int:
 
     To ask is to promise: the launcher waits for ranks that have asked once, and ends the others at once.
     """
-    if _stop.heeds is not None:
+    if _stop.heeds is not None and not _stop.heeded:
         _stop.heeds.touch()
-        _stop.heeds = None
+        _stop.heeded = True
     if not _stop.asked and _stop.file is not None and os.path.exists(_stop.file):
         _stop.asked = int(Path(_stop.file).read_text())
     return _stop.asked
 
 
+def heed_no_more() -> None:
+    """Take the promise back: until somebody asks again, the launcher ends this rank at once."""
+    if _stop.heeds is not None:
+        _stop.heeds.unlink(missing_ok=True)
+        _stop.heeded = False
+
+
 def follow(file: Path, heeds: Path) -> None:
     """Let `stop_requested` answer with the number in `file` once it exists, and make `heeds` when first asked."""
-    _stop.asked, _stop.file, _stop.heeds = 0, str(file), heeds
+    _stop.asked, _stop.file, _stop.heeds, _stop.heeded = 0, str(file), heeds, False
 
 
 @contextmanager

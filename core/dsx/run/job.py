@@ -14,8 +14,9 @@ from attrs import define, frozen
 from dsx.contracts import Evaluation, Report, RunInfo
 from dsx.engine import Engine
 from dsx.errors import DsxError, Halted
+from dsx.heed import asked, listen
 from dsx.launch.distributed import Ranks, join, leave
-from dsx.launch.stop import install_handlers, stop_requested
+from dsx.launch.stop import install_handlers
 from dsx.launch.worker import begun_before, note_begun
 from dsx.manifest import Manifest
 from dsx.manifest.batch import Batch
@@ -126,8 +127,7 @@ def _prepared(
     source = make(settings.data, "data.source")
     engine = prepare(model, settings, device=device, overlap_publish=True)
     _seed(settings.run.seed * 1_000_003 + 1 + ranks.rank)
-    engine.words["stop"] = lambda: float(stop_requested() > 0)
-    engine.words["signal"] = lambda: float(stop_requested())
+    listen(engine)
     try:
         training = _Training(engine, settings, source, batch, device)
         try:
@@ -196,7 +196,7 @@ class _Training:
                 notes.append(f"the data ended after {keeper.updates} of {steps} updates")
                 break
             report = self.update(chain([first], batches))
-            stopped = _stop_signal(report)
+            stopped = asked(report)
             keeper.save_if_due(self.batches, final=keeper.updates == steps, stopped=bool(stopped))
             if not stopped and settings.evaluate.every and keeper.updates % settings.evaluate.every == 0:
                 after = self.evaluate()
@@ -257,12 +257,6 @@ class _Training:
         self.engine.model.eval()
         with torch.no_grad(), self.engine.settled():
             return str(show(self.engine.model))
-
-
-def _stop_signal(report: Report) -> int:
-    """The signal that some ranks have heard of, the same on all."""
-    asked = report.words.get("stop", 0)
-    return round(report.words["signal"] / asked) if asked else 0
 
 
 def _seed(seed: int) -> None:
