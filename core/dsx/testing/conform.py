@@ -118,10 +118,10 @@ def _without(plugin: Plugin, tables: Tables) -> Tables:
 
 def _check_updates(name: str, tables: Tables, without: Tables, plugins: Mapping[str, Any] | None) -> None:
     """No update is lost, made twice or out of turn, whenever it is made, and whenever somebody looks."""
-    plain = _slopes(without, plugins, overlap=False, looks=False)
+    plain = _slopes(name, without, plugins, overlap=False, looks=False)
     for overlap in (False, True):
         for looks in (False, True):
-            off = distance(_slopes(tables, plugins, overlap, looks), plain)
+            off = distance(_slopes(name, tables, plugins, overlap, looks), plain)
             when = f"{', publishing overlapped' * overlap}{', weights read after every step' * looks}"
             _say(
                 off == 0,
@@ -130,7 +130,9 @@ def _check_updates(name: str, tables: Tables, without: Tables, plugins: Mapping[
             )
 
 
-def _slopes(tables: Tables, plugins: Mapping[str, Any] | None, overlap: bool, looks: bool) -> dict[str, Tensor]:
+def _slopes(
+    name: str, tables: Tables, plugins: Mapping[str, Any] | None, overlap: bool, looks: bool
+) -> dict[str, Tensor]:
     """Weights after some updates, a skipped one and another."""
     run = {**tables["run"], "overlap_publish": overlap}
     engine = prepare(Slopes().double(), {**tables, "run": run}, plugins=plugins)
@@ -138,7 +140,7 @@ def _slopes(tables: Tables, plugins: Mapping[str, Any] | None, overlap: bool, lo
         _steps(engine, [step], lambda step, micro: [tokens(step, micro, 0)])
         if looks:
             _weights(engine)
-    _check_skip("this stepper", engine)
+    _check_skip(name, engine)
     _steps(engine, [STEPS], lambda step, micro: [tokens(step, micro, 0)])
     weights = _weights(engine)
     engine.close()
